@@ -84,13 +84,16 @@ def execute(document, number, changes=None, **names):
 
 
 def test_the_guide_runs(capsys):
-    execute("docs/guide.md", 0)
-    assert capsys.readouterr().out == "32\n"
     execute("docs/guide.md", 1)
+    assert capsys.readouterr().out == "32\n"
+    execute("docs/guide.md", 2)
     assert capsys.readouterr().out == "".join(f"{step} (256, 3)\n" for step in range(3))
-    names = execute("docs/guide.md", 2)
+    both = {"terminated, truncated = np.zeros(8, bool)": "terminated, truncated = np.ones(8, bool)"}
+    batch = execute("docs/guide.md", 2, both)["batch"]
+    assert (1 - batch["dones"] + batch["truncated"] == 0).all()  # a terminated episode has no value afterwards
+    names = execute("docs/guide.md", 3)
     assert names["version"] == 3 and (names["mine"]["w"] == 1).all() and (names["mine"]["b"] == 3).all()
-    assert execute("docs/guide.md", 3)["version"] == 1
+    assert execute("docs/guide.md", 4)["version"] == 1
 
 
 def test_the_page_on_records_runs(capsys, name):
@@ -170,7 +173,7 @@ def test_half_of_a_vector_env_is_received_as_its_page_says():
 
 def test_a_rollout_is_collected_as_the_page_on_vector_envs_says(name):
     step = np.zeros((3, 16), np.float32)
-    example = {"obs": np.zeros((4, 16, 4), np.float32), "rewards": step, "dones": step, "truncated": step}
+    example = {"obs": np.zeros((4, 16, 4), np.float32), "rewards": step, "terminated": step, "truncated": step}
     example["actions"] = step.astype(np.int64)
     seen = []
 
@@ -192,6 +195,15 @@ def test_one_step_goes_through_shared_memory_as_the_page_on_vector_envs_says(cap
     assert capsys.readouterr().out == "[2.0, 3.0] 1.0 1\n"
 
 
+@pytest.mark.timeout(300)
+def test_an_agent_is_trained_as_the_page_on_training_says(tmp_path):
+    (block,) = blocks(ROOT / "docs/training.md")
+    assert ">= 475" in block and "logs/mine" in block
+    script = tmp_path / "mine.py"
+    script.write_text(block.replace(">= 475", ">= 15").replace("logs/mine", str(tmp_path / "logs")))
+    assert float(run(script).splitlines()[-1]) > 0
+
+
 def test_batches_become_tensors_as_the_page_on_torch_says(capsys):
     execute("docs/torch.md", 0)
     assert capsys.readouterr().out.splitlines()[0] == "tensor(0.5000) tensor(2.)"
@@ -206,10 +218,11 @@ def test_every_block_is_run():
     found = {str(document.relative_to(ROOT)): len(blocks(document)) for document in DOCUMENTS}
     run_above = {
         "README.md": 1,
-        "docs/guide.md": 4,
+        "docs/guide.md": 5,
         "docs/records.md": 3,
         "docs/atropos.md": 2,
         "docs/vector_env.md": 4,
+        "docs/training.md": 1,
         "docs/torch.md": 1,
         "docs/jax.md": 1,
     }

@@ -58,12 +58,54 @@ class Child:
         return out, err
 
 
+class Command:
+    """`rollway …` in a session of its own, as under a terminal. ``script`` is another file that starts it."""
+
+    def __init__(self, *args, script=None, cwd=None, **variables):
+        started_by = ["-m", "rollway.cli"] if script is None else [script]
+        self.process = subprocess.Popen(
+            [sys.executable, *started_by, *map(str, args)],
+            cwd=cwd,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **variables},
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+
+    def line(self, words):
+        """Waits for a line of output that has these words."""
+        for line in self.process.stdout:
+            if words in line:
+                return line
+        raise AssertionError(f"it never said {words!r}: {self.process.communicate()[1]}")
+
+    def ends(self):
+        """Waits for the end: the exit status, the output and the errors."""
+        out, err = self.process.communicate(timeout=200)
+        return self.process.returncode, out, err
+
+
 def until(condition, timeout=10.0):
     """Waits for a condition that no event announces."""
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, f"still not so after {timeout} s"
         time.sleep(0.001)
+
+
+def session(leader):
+    """The processes of a session that have not ended."""
+    members = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(fields[3]) == leader and fields[0] != "Z":
+            members.append(int(stat.parent.name))
+    return members
 
 
 def is_gone(pid):

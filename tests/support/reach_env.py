@@ -1,10 +1,11 @@
 """A tiny environment for training tests: say back the number that you see. Also some that fail: when they are made, or in the middle."""
 
 import multiprocessing
+from typing import ClassVar
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Discrete
 
 
 class Reach(gymnasium.Env):
@@ -32,6 +33,43 @@ class Reach(gymnasium.Env):
         return self.seen(), reward, False, False, {}
 
 
+class Look(gymnasium.Env):
+    """Says on which half of a picture it is bright. Random actions earn 4 in the eight steps of an episode."""
+
+    observation_space = Box(0, 255, (12, 16, 3), np.uint8)
+    action_space = Discrete(2, start=1)
+    metadata: ClassVar = {"render_modes": ["rgb_array"], "render_fps": 10}
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.seen(), {}
+
+    def seen(self):
+        self.side = int(self.np_random.integers(2))
+        self.picture = np.zeros((12, 16, 3), np.uint8)
+        self.picture[:, 8 * self.side : 8 * self.side + 8] = 255
+        return self.picture
+
+    def step(self, action):
+        assert action in self.action_space
+        reward = float(action - 1 == self.side)
+        return self.seen(), reward, False, False, {}
+
+    def render(self):
+        return self.picture
+
+
+class Both(Reach):
+    """Every fourth step terminates the episode and reaches its time limit."""
+
+    def step(self, action):
+        obs, reward, _, _, info = super().step(action)
+        return obs, reward, self.steps % 4 == 0, self.steps % 4 == 0, info
+
+
 class Unmade(Reach):
     def __init__(self):
         raise RuntimeError("the simulator has no arm")
@@ -52,6 +90,8 @@ class Breaking(Reach):
 
 
 gymnasium.register("Reach-v0", Reach, max_episode_steps=8)
+gymnasium.register("Look-v0", Look, max_episode_steps=8)
+gymnasium.register("Both-v0", Both)
 gymnasium.register("Unmade-v0", Unmade)
 gymnasium.register("Single-v0", Single, max_episode_steps=8)
 gymnasium.register("Breaking-v0", Breaking, max_episode_steps=8)

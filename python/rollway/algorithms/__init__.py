@@ -12,6 +12,7 @@ vtrace.py            V-trace, for APPO
 networks.py          the networks that learners train
 acting.py            the forward pass of the actors in numpy, for collectors
 policy.py            `Policy`: a trained actor, which acts and can be saved
+checkpoints.py       the files of a run, from which another can go on
 environment.py       a Gymnasium environment as the algorithms use it
 settings.py          `AppoSettings`, `SacSettings`
 progress.py          the numbers of a run

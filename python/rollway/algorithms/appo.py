@@ -50,7 +50,7 @@ class AppoRunner(AlgorithmRunner):
         self.rollouts = self.own(make_ring(env, s, num_envs, num_slots))
 
     def _start(self) -> None:
-        self.start_collectors(collect, self.env, self.settings, self.rollouts, self.weights)
+        self.start_collectors(collect, self.env, self.settings, self.rollouts, self.weights, self.iteration)
 
     @property
     def queue_depth(self) -> int:

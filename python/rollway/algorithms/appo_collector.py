@@ -23,6 +23,7 @@ def make_ring(env: Environment, settings: AppoSettings, num_envs: int, num_slots
     ``next_obs`` is written only where an episode ended: its final observation.
     """
     steps = settings.rollout_steps
+    shape, dtype = env.row
     return RolloutRing(
         num_envs,
         steps,
@@ -32,7 +33,9 @@ def make_ring(env: Environment, settings: AppoSettings, num_envs: int, num_slots
         on_full="block",
         peer_timeout_s=None,  # the runner handles dead collectors
         fields={
-            "next_obs": ((num_envs, steps, env.obs_dim), np.float32),
+            "obs": ((num_envs, steps, *shape), dtype),
+            "last_obs": ((num_envs, *shape), dtype),
+            "next_obs": ((num_envs, steps, *shape), dtype),
             "episode_return": ((num_envs, steps), np.float32),
             "seconds": ((2,), np.float64),
         },
@@ -45,11 +48,16 @@ def collect(
     settings: AppoSettings,
     rollouts: RolloutRing,
     weights: WeightSync,
+    begun_at: int = 0,
 ) -> None:
-    """Main function of a collector: reads the newest weights, writes a rollout, again."""
+    """Main function of a collector: reads the newest weights, writes a rollout, again.
+
+    ``begun_at``: the iteration from which the run goes on, so that it does not meet the same episodes again.
+    """
     act = acting.categorical if env.kind == "discrete" else acting.gaussian
     actor = weights.read_weights()
-    env_seed, action_seed = np.random.SeedSequence([settings.seed, collector.index, collector.life]).generate_state(2)
+    entropy = [settings.seed, collector.index, collector.life, begun_at]
+    env_seed, action_seed = np.random.SeedSequence(entropy).generate_state(2)
     random = np.random.default_rng(action_seed)
     with env.vector(rollouts.num_envs, settings.env_workers) as envs:
         obs = envs.reset(int(env_seed))

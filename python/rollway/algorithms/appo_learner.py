@@ -7,26 +7,29 @@ surrogate of the ratio π/μ, clipped too: once π differs from μ by as much as
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from rollway.algorithms.environment import Environment
-from rollway.algorithms.networks import CategoricalActor, Critic, GaussianActor
+from rollway.algorithms.networks import CategoricalActor, Critic, GaussianActor, make_encoder
 from rollway.algorithms.settings import AppoSettings
 from rollway.algorithms.vtrace import vtrace
 
 Rollout = dict[str, Tensor]
-"""``[envs, steps, …]``: obs, actions, log_probs, rewards, dones, truncated, next_obs; ``[envs, obs_dim]``: last_obs."""
+"""``[envs, steps, …]``: obs, actions, log_probs, rewards, dones, truncated, next_obs; ``[envs, …]``: last_obs."""
 
 
 def make_actor(env: Environment, settings: AppoSettings) -> CategoricalActor | GaussianActor:
     """The policy network for an environment."""
+    inputs, encoder = make_encoder(env, settings)
     if env.kind == "discrete":
-        return CategoricalActor(env.obs_dim, env.choices, settings.hidden)
-    return GaussianActor(env.obs_dim, env.action_dim, settings.hidden)
+        return CategoricalActor(inputs, env.choices, settings.hidden, encoder)
+    return GaussianActor(inputs, env.action_dim, settings.hidden, encoder)
 
 
 class AppoLearner:
@@ -38,7 +41,8 @@ class AppoLearner:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
             self.actor = make_actor(env, settings).to(self.device)
-            self.critic = Critic(env.obs_dim, settings.hidden).to(self.device)
+            inputs, encoder = make_encoder(env, settings)
+            self.critic = Critic(inputs, settings.hidden, encoder).to(self.device)
         self._parameters = [*self.actor.parameters(), *self.critic.parameters()]
         self._generator = torch.Generator().manual_seed(settings.seed)
 
@@ -46,6 +50,22 @@ class AppoLearner:
     def optimiser(self) -> torch.optim.Optimizer:
         """Made at the first update, because torch takes seconds for it and collectors can start meanwhile."""
         return torch.optim.Adam(self._parameters, self.settings.learning_rate, eps=1e-5, fused=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` needs to go on from here."""
+        return {
+            "actor": self.actor.state_dict(),
+            "critic": self.critic.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "generator": self._generator.get_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state_dict` gave."""
+        self.actor.load_state_dict(state["actor"])
+        self.critic.load_state_dict(state["critic"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self._generator.set_state(state["generator"])
 
     def update(self, rollout: Rollout) -> dict[str, float]:
         """One iteration on a rollout. Returns its losses."""

@@ -2,16 +2,19 @@
 
 Vectors reset in the *same step* (`AutoresetMode.SAME_STEP`): the step that ends an episode returns the first
 observation of the next one, and ``info["final_obs"]`` has the last of the old one. So every step is a transition.
-Observations are flattened to ``[n, obs_dim]`` float32.
+Observations are flattened to ``[n, obs_dim]`` float32, but images stay as they are.
 """
 
 from __future__ import annotations
 
+import math
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
+from operator import attrgetter
 from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
@@ -30,6 +33,9 @@ from rollway.vector_env.shm_vector_env import ShmVectorEnv
 Floats = NDArray[np.float32]
 Flags = NDArray[np.bool_]
 
+MIN_IMAGE_SIDE = 8
+"""Smaller arrays of uint8 are no images: they are flattened."""
+
 _RESTART = RestartPolicy.up_to(3, within_s=60.0)
 
 
@@ -44,7 +50,7 @@ class Environment:
 
     name: str
     overrides: Mapping[str, Any]
-    obs_dim: int
+    obs_shape: tuple[int, ...]
     kind: Literal["discrete", "box"]
     choices: int
     """How many actions there are; 0 for a box."""
@@ -54,6 +60,21 @@ class Environment:
     action_shape: tuple[int, ...]
     reward_threshold: float | None
     """The return that solves the environment, if its spec has one."""
+    wrappers: tuple[str, ...] = ()
+    """What it is wrapped in, the first first: ``"module:name"`` of classes or functions that take an environment."""
+    is_image: bool = False
+    """Whether an observation is an image: uint8, ``[height, width, channels]``, ``[channels, height, width]`` or
+    ``[height, width]``."""
+
+    @property
+    def obs_dim(self) -> int:
+        """Numbers per observation."""
+        return math.prod(self.obs_shape)
+
+    @property
+    def row(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """The shape and the dtype of an observation as the networks see it: an image, or a row of float32."""
+        return (self.obs_shape, np.dtype(np.uint8)) if self.is_image else ((self.obs_dim,), np.dtype(np.float32))
 
     @property
     def action_dim(self) -> int:
@@ -61,11 +82,15 @@ class Environment:
         return 1 if self.kind == "discrete" else len(self.low)
 
     @classmethod
-    def inspect(cls, name: str, overrides: Mapping[str, Any] | None = None) -> Environment:
+    def inspect(
+        cls, name: str, overrides: Mapping[str, Any] | None = None, wrappers: Sequence[str] = ()
+    ) -> Environment:
         """Makes one, reads its spaces, closes it. `UnusableEnvironment` when no algorithm here can use it."""
         overrides = dict(overrides or {})
         try:
-            env = gymnasium.make(name, **overrides)
+            env = _make(name, overrides, wrappers)
+        except UnusableEnvironment:
+            raise
         except (gymnasium.error.Error, ModuleNotFoundError, TypeError) as error:
             raise UnusableEnvironment(f"cannot make the environment {name!r}: {_one_line(error)}") from error
         except Exception as error:
@@ -74,7 +99,7 @@ class Environment:
                 f'python -c "import gymnasium; gymnasium.make({name!r})"'
             ) from error
         try:
-            return cls._of(name, overrides, env)
+            return replace(cls._of(name, overrides, env), wrappers=tuple(wrappers))
         finally:
             env.close()
 
@@ -88,13 +113,40 @@ class Environment:
             )
         none = np.zeros(0, np.float32)
         threshold = env.spec.reward_threshold if env.spec else None
-        obs_dim = int(np.prod(seen.shape))
+        image = _is_image(seen)
         if isinstance(done, Discrete):
-            return cls(name, overrides, obs_dim, "discrete", int(done.n), int(done.start), none, none, (), threshold)
+            return cls(
+                name,
+                overrides,
+                seen.shape,
+                "discrete",
+                int(done.n),
+                int(done.start),
+                none,
+                none,
+                (),
+                threshold,
+                is_image=image,
+            )
         if isinstance(done, Box) and np.issubdtype(done.dtype, np.floating):
             low, high = (np.asarray(bound, np.float32).reshape(-1) for bound in (done.low, done.high))
-            return cls(name, overrides, obs_dim, "box", 0, 0, low, high, done.shape, threshold)
+            return cls(name, overrides, seen.shape, "box", 0, 0, low, high, done.shape, threshold, is_image=image)
         raise UnusableEnvironment(f"{name!r} has actions of {_kind(done)}: the algorithms take Discrete and float Box.")
+
+    def make(self, **more: Any) -> gymnasium.Env[Any, Any]:
+        """One of them, wrapped, with more arguments for `gymnasium.make` such as ``render_mode``."""
+        return _make(self.name, {**self.overrides, **more}, self.wrappers)
+
+    def rows(self, obs: Any) -> NDArray[Any]:
+        """Observations of several environments, as the networks see them."""
+        shape, dtype = self.row
+        return np.asarray(obs, dtype).reshape(len(obs), *shape)
+
+    def native_actions(self, actions: Floats) -> NDArray[Any]:
+        """The actions of the networks, ``[n, action_dim]`` float32, as `step` of the environment takes them."""
+        if self.kind == "discrete":
+            return actions[:, 0].astype(np.int64) + self.first_choice
+        return np.clip(actions, self.low, self.high).reshape(-1, *self.action_shape)
 
     def vector(self, num_envs: int, num_workers: int | None = None) -> EnvironmentVector:
         """Several of them, stepped together by this process, or by workers."""
@@ -104,9 +156,9 @@ class Environment:
 class Step(NamedTuple):
     """The result of a step, one row per environment."""
 
-    obs: Floats
+    obs: NDArray[Any]
     """The next input of the policy: after the end of an episode, the first observation of the next one."""
-    next_obs: Floats
+    next_obs: NDArray[Any]
     """The observation after the step: at the end of an episode, its final observation."""
     rewards: Floats
     terminated: Flags
@@ -121,7 +173,7 @@ class EnvironmentVector:
 
     def __init__(self, kind: Environment, num_envs: int, num_workers: int | None = None) -> None:
         self.kind = kind
-        makers = [partial(gymnasium.make, kind.name, **kind.overrides)] * num_envs
+        makers = [partial(_make, kind.name, kind.overrides, kind.wrappers)] * num_envs
         mode = AutoresetMode.SAME_STEP
         self._envs: SyncVectorEnv | ShmVectorEnv
         try:
@@ -144,12 +196,12 @@ class EnvironmentVector:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._envs.close()
 
-    def reset(self, seed: int) -> Floats:
+    def reset(self, seed: int) -> NDArray[Any]:
         """Resets every environment, each with its own seed, and returns the first observations."""
         seeds = np.random.SeedSequence(seed).generate_state(self._envs.num_envs)
         obs, _ = self._envs.reset(seed=[int(one) for one in seeds])
         self._return[:] = 0
-        return self._flat(obs)
+        return self.kind.rows(obs)
 
     @contextmanager
     def into(self, ring: RolloutRing, rollout: Mapping[str, NDArray[Any]]) -> Iterator[bool]:
@@ -162,7 +214,7 @@ class EnvironmentVector:
             yield False
             return
         shape = self._envs.single_observation_space.shape or ()
-        rows, steps, _ = rollout["obs"].shape
+        rows, steps = rollout["obs"].shape[:2]
         with self._envs.collect_into(
             ring.writer,
             observations=rollout["obs"].reshape(rows, steps, *shape).swapaxes(0, 1),
@@ -174,26 +226,39 @@ class EnvironmentVector:
 
     def step(self, actions: Floats) -> Step:
         """Steps all environments. Takes the actions of the networks, ``[n, action_dim]`` float32, and clips boxes."""
-        after, rewards, terminated, truncated, info = self._envs.step(self._native(actions))
-        obs = self._flat(after)
+        after, rewards, terminated, truncated, info = self._envs.step(self.kind.native_actions(actions))
+        obs = self.kind.rows(after)
         terminated, truncated = terminated.astype(np.bool_), truncated.astype(np.bool_)  # numbers, in a rollout
         ended = terminated | truncated
         next_obs = obs
         if ended.any():
             next_obs = obs.copy()
             for row in np.flatnonzero(ended):
-                next_obs[row] = np.asarray(info["final_obs"][row], np.float32).reshape(-1)
+                next_obs[row] = self.kind.rows(info["final_obs"][row][None])[0]
         returns = self._return + rewards.astype(np.float32)
         self._return = np.where(ended, np.float32(0), returns)
         return Step(obs, next_obs, rewards.astype(np.float32), terminated, truncated & ~terminated, returns)
 
-    def _native(self, actions: Floats) -> NDArray[Any]:
-        if self.kind.kind == "discrete":
-            return actions[:, 0].astype(np.int64) + self.kind.first_choice
-        return np.clip(actions, self.kind.low, self.kind.high).reshape(-1, *self.kind.action_shape)
 
-    def _flat(self, obs: Any) -> Floats:
-        return np.asarray(obs, np.float32).reshape(len(obs), -1)
+def _make(name: str, overrides: Mapping[str, Any], wrappers: Sequence[str]) -> gymnasium.Env[Any, Any]:
+    env = gymnasium.make(name, **overrides)
+    for wrapper in wrappers:
+        module, colon, attribute = wrapper.partition(":")
+        try:
+            if not colon:
+                raise ValueError("it must be module:name, as gymnasium.wrappers:FlattenObservation")
+            env = attrgetter(attribute)(import_module(module))(env)
+        except Exception as error:
+            env.close()
+            raise UnusableEnvironment(f"cannot wrap {name!r} in {wrapper!r}: {_raised(error)}") from error
+    return env
+
+
+def _is_image(space: Box) -> bool:
+    """Whether a convolutional network suits its observations."""
+    shape = space.shape
+    sides = {2: shape, 3: shape[1:] if shape and shape[0] < shape[-1] else shape[:2]}.get(len(shape), ())
+    return space.dtype == np.uint8 and len(sides) == 2 and min(sides) >= MIN_IMAGE_SIDE
 
 
 def _one_line(error: BaseException) -> str:

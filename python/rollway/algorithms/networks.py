@@ -1,7 +1,7 @@
 """Networks of APPO and SAC: actors choose actions, critics estimate values.
 
-Every actor has ``sample(obs, generator)`` for training and ``greedy(obs)`` for evaluation. Observations are flat:
-``[n, obs_dim]`` float32.
+Every actor has ``sample(obs, generator)`` for training and ``greedy(obs)`` for evaluation. Observations are flat,
+``[n, obs_dim]`` float32, or images, which an `ImageEncoder` of each network turns into features first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from rollway.algorithms.acting import LOG_STD_MAX, LOG_STD_MIN
+from rollway.algorithms.acting import LOG_STD_MAX, LOG_STD_MIN, channels_first
+from rollway.algorithms.environment import Environment
+from rollway.algorithms.settings import Settings
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -32,12 +34,40 @@ def mlp(sizes: Sequence[int], activation: type[nn.Module], last_gain: float = 1.
     return nn.Sequential(*layers)
 
 
+class ImageEncoder(nn.Sequential):
+    """Features of images, which come as uint8: convolutions by 3 x 3, each of which halves the sides."""
+
+    def __init__(self, shape: Sequence[int], channels: Sequence[int]) -> None:
+        first, *sides = channels_first(torch.empty(1, *shape)).shape[1:]
+        layers: list[nn.Module] = []
+        for inputs, outputs in pairwise([first, *channels]):
+            layers += [nn.Conv2d(inputs, outputs, 3, stride=2, padding=1), nn.ReLU()]
+            sides = [-(-side // 2) for side in sides]
+        super().__init__(*layers)
+        self.size = channels[-1] * math.prod(sides)
+        """How many features there are."""
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """``[n, …]`` uint8 to ``[n, size]``."""
+        features: Tensor = super().forward(channels_first(obs).float() / 255)
+        return features.flatten(1)
+
+
+def make_encoder(env: Environment, settings: Settings) -> tuple[int, nn.Module]:
+    """How many features a network gets for an observation, and what makes them."""
+    if not env.is_image:
+        return env.obs_dim, nn.Identity()
+    encoder = ImageEncoder(env.obs_shape, settings.channels)
+    return encoder.size, encoder
+
+
 class CategoricalActor(nn.Module):
     """A distribution over a fixed number of choices. Actions are indices, as float32 in a column: ``[n, 1]``."""
 
-    def __init__(self, obs_dim: int, choices: int, hidden: Sequence[int]) -> None:
+    def __init__(self, inputs: int, choices: int, hidden: Sequence[int], encoder: nn.Module | None = None) -> None:
         super().__init__()
-        self.body = mlp([obs_dim, *hidden, choices], nn.Tanh, last_gain=0.01)
+        self.encoder = encoder or nn.Identity()
+        self.body = mlp([inputs, *hidden, choices], nn.Tanh, last_gain=0.01)
 
     def sample(self, obs: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
         """An action for each observation, and its log-probability."""
@@ -56,7 +86,7 @@ class CategoricalActor(nn.Module):
         return self._log_probs(obs).argmax(-1, keepdim=True).float()
 
     def _log_probs(self, obs: Tensor) -> Tensor:
-        return functional.log_softmax(self.body(obs), -1)
+        return functional.log_softmax(self.body(self.encoder(obs)), -1)
 
 
 class GaussianActor(nn.Module):
@@ -65,26 +95,27 @@ class GaussianActor(nn.Module):
     Actions are unbounded, ``[n, action_dim]``; `EnvironmentVector` clips them to the bounds.
     """
 
-    def __init__(self, obs_dim: int, action_dim: int, hidden: Sequence[int]) -> None:
+    def __init__(self, inputs: int, action_dim: int, hidden: Sequence[int], encoder: nn.Module | None = None) -> None:
         super().__init__()
-        self.body = mlp([obs_dim, *hidden, action_dim], nn.Tanh, last_gain=0.01)
+        self.encoder = encoder or nn.Identity()
+        self.body = mlp([inputs, *hidden, action_dim], nn.Tanh, last_gain=0.01)
         self.log_std = nn.Parameter(torch.zeros(action_dim))
 
     def sample(self, obs: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
         """An action for each observation, and its log-density."""
-        mean = self.body(obs)
+        mean = self.greedy(obs)
         noise = torch.randn(mean.shape, generator=generator, device=mean.device)
         return mean + self.log_std.exp() * noise, _gaussian_log_prob(noise, self.log_std)
 
     def evaluate_actions(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """The log-density of given actions, and the entropy of each distribution."""
-        noise = (actions - self.body(obs)) / self.log_std.exp()
+        noise = (actions - self.greedy(obs)) / self.log_std.exp()
         entropy = (self.log_std + _HALF_LOG_2PI + 0.5).sum()
         return _gaussian_log_prob(noise, self.log_std), entropy.expand(len(obs))
 
     def greedy(self, obs: Tensor) -> Tensor:
         """The mean for each observation."""
-        mean: Tensor = self.body(obs)
+        mean: Tensor = self.body(self.encoder(obs))
         return mean
 
 
@@ -98,9 +129,12 @@ class SquashedGaussianActor(nn.Module):
     centre: Tensor
     reach: Tensor
 
-    def __init__(self, obs_dim: int, low: Tensor, high: Tensor, hidden: Sequence[int]) -> None:
+    def __init__(
+        self, inputs: int, low: Tensor, high: Tensor, hidden: Sequence[int], encoder: nn.Module | None = None
+    ) -> None:
         super().__init__()
-        self.body = mlp([obs_dim, *hidden, 2 * len(low)], nn.ReLU, last_gain=0.01)
+        self.encoder = encoder or nn.Identity()
+        self.body = mlp([inputs, *hidden, 2 * len(low)], nn.ReLU, last_gain=0.01)
         self.register_buffer("centre", (high + low) / 2, persistent=False)
         self.register_buffer("reach", (high - low) / 2, persistent=False)
 
@@ -118,7 +152,7 @@ class SquashedGaussianActor(nn.Module):
         return self._squash(self._mean_and_log_std(obs)[0])
 
     def _mean_and_log_std(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        mean, log_std = self.body(obs).chunk(2, -1)
+        mean, log_std = self.body(self.encoder(obs)).chunk(2, -1)
         return mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
 
     def _squash(self, free: Tensor) -> Tensor:
@@ -126,24 +160,26 @@ class SquashedGaussianActor(nn.Module):
 
 
 class Critic(nn.Module):
-    """The values of states: ``[n, obs_dim]`` to ``[n]``."""
+    """The values of states: ``[n, …]`` to ``[n]``."""
 
-    def __init__(self, obs_dim: int, hidden: Sequence[int]) -> None:
+    def __init__(self, inputs: int, hidden: Sequence[int], encoder: nn.Module | None = None) -> None:
         super().__init__()
-        self.body = mlp([obs_dim, *hidden, 1], nn.Tanh)
+        self.encoder = encoder or nn.Identity()
+        self.body = mlp([inputs, *hidden, 1], nn.Tanh)
 
     def forward(self, obs: Tensor) -> Tensor:
         """One number per state."""
-        value: Tensor = self.body(obs).squeeze(-1)
+        value: Tensor = self.body(self.encoder(obs)).squeeze(-1)
         return value
 
 
 class TwinCritic(nn.Module):
-    """Two independent critics of state and action, computed by one matrix product: to ``[2, n]``."""
+    """Two critics of state and action, computed by one matrix product: to ``[2, n]``. Only an encoder is common."""
 
-    def __init__(self, obs_dim: int, action_dim: int, hidden: Sequence[int]) -> None:
+    def __init__(self, inputs: int, action_dim: int, hidden: Sequence[int], encoder: nn.Module | None = None) -> None:
         super().__init__()
-        sizes = [obs_dim + action_dim, *hidden, 1]
+        self.encoder = encoder or nn.Identity()
+        sizes = [inputs + action_dim, *hidden, 1]
         twins = [mlp(sizes, nn.ReLU), mlp(sizes, nn.ReLU)]
         linears = [[layer for layer in twin if isinstance(layer, nn.Linear)] for twin in twins]
         pairs = list(zip(*linears, strict=True))
@@ -152,7 +188,7 @@ class TwinCritic(nn.Module):
 
     def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
         """Both values of each pair of state and action."""
-        x = torch.cat([obs, actions], -1).expand(2, -1, -1)
+        x = torch.cat([self.encoder(obs), actions], -1).expand(2, -1, -1)
         for depth, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             x = torch.baddbmm(bias, x if depth == 0 else functional.relu(x), weight)
         return x.squeeze(-1)

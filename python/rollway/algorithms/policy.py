@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import pickle
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from rollway.algorithms import appo_learner, sac_learner
 from rollway.algorithms.environment import Environment, Floats
@@ -31,11 +33,14 @@ Algorithm = Literal["appo", "sac"]
 class Policy:
     """An actor and the environment that it was trained in.
 
+    >>> import gymnasium
     >>> from rollway.algorithms.appo_learner import AppoLearner
     >>> env, settings = Environment.inspect("CartPole-v1"), AppoSettings()
     >>> policy = Policy("appo", env, settings, AppoLearner(env, settings).actor)
+    >>> policy.act(np.zeros(4, np.float32)) in gymnasium.make("CartPole-v1").action_space
+    True
     >>> policy.act(np.zeros((2, 4), np.float32)).shape
-    (2, 1)
+    (2,)
     """
 
     algorithm: Algorithm
@@ -43,11 +48,29 @@ class Policy:
     settings: AppoSettings | SacSettings
     actor: Actor
 
-    def act(self, obs: Floats) -> Floats:
-        """The best action for each row of observations, in the form that `EnvironmentVector.step` takes."""
+    def act(self, obs: Any) -> Any:
+        """The best action for an observation, as ``env.step`` takes it; for several observations, as many actions.
+
+        Args:
+            obs: One observation as ``env.reset`` returns it, or several in one array as a vector environment returns
+                them. Each of several may also be flat.
+        """
+        obs = np.asarray(obs)
+        is_one = obs.shape == self.env.obs_shape
+        rows = obs[None] if is_one else obs
+        if rows.ndim < 2 or rows.shape[1:] not in (self.env.obs_shape, (self.env.obs_dim,)):
+            raise InvalidArgument(
+                f"obs has the shape {list(obs.shape)}: an observation of {self.env.name!r} has "
+                f"{list(self.env.obs_shape)}. Give one, or several with a first dimension more."
+            )
+        actions = self.env.native_actions(self._greedy(self.env.rows(rows)))
+        return actions[0] if is_one else actions
+
+    def _greedy(self, rows: NDArray[Any]) -> Floats:
+        """The best actions in the form that `EnvironmentVector.step` takes."""
         device = next(self.actor.parameters()).device
         with torch.no_grad():
-            actions: Floats = self.actor.greedy(torch.from_numpy(obs).to(device)).cpu().numpy()
+            actions: Floats = self.actor.greedy(torch.from_numpy(rows).to(device)).cpu().numpy()
         return actions
 
     def evaluate(self, episodes: int = 20, seed: int = 1_000_003, max_steps: int = 10_000) -> float:
@@ -60,7 +83,7 @@ class Policy:
         with self.env.vector(episodes) as envs:
             obs = envs.reset(seed)
             for _ in range(max_steps):
-                step = envs.step(self.act(obs))
+                step = envs.step(self._greedy(obs))
                 obs = step.obs
                 first = np.isnan(returns) & (step.terminated | step.truncated)
                 returns[first] = step.episode_return[first]
@@ -82,6 +105,7 @@ class Policy:
             "algorithm": self.algorithm,
             "env": self.env.name,
             "overrides": storable(self.env.overrides, "env_cfg_overrides"),
+            "wrappers": list(self.env.wrappers),
             "settings": asdict(self.settings),
             "actor": self.actor.state_dict(),
             "extra": dict(extra or {}),
@@ -105,10 +129,8 @@ class Policy:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Policy:
         """Reads a saved policy. Makes the environment once, to read its spaces."""
-        held = torch.load(path, weights_only=True, map_location="cpu")
-        if not isinstance(held, dict) or held.get("rollway_policy") != 1:
-            raise InvalidArgument(f"{os.fspath(path)} is not a policy that this version of Rollway has saved.")
-        env = Environment.inspect(held["env"], _restored(held["overrides"]))
+        held = cls.read(path)
+        env = Environment.inspect(held["env"], _restored(held["overrides"]), held.get("wrappers", ()))
         settings: AppoSettings | SacSettings
         actor: Actor
         if held["algorithm"] == "appo":
@@ -119,6 +141,17 @@ class Policy:
             actor = sac_learner.make_actor(env, settings)
         actor.load_state_dict(held["actor"])
         return cls(held["algorithm"], env, settings, actor)
+
+    @staticmethod
+    def read(path: str | os.PathLike[str]) -> dict[str, Any]:
+        """What a file of `save` holds. Makes nothing of it."""
+        try:
+            held = torch.load(path, weights_only=True, map_location="cpu")
+        except (pickle.UnpicklingError, RuntimeError, EOFError):  # as torch says that it is no file of its own
+            held = None
+        if not isinstance(held, dict) or held.get("rollway_policy") != 1:
+            raise InvalidArgument(f"{os.fspath(path)} is not a policy that this version of Rollway has saved.")
+        return held
 
 
 def storable(value: Any, what: str) -> Any:

@@ -6,9 +6,9 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 _RECENT_S = 10.0
 
@@ -55,6 +55,21 @@ class Progress:
         flat = {key: float(value) for key, value in vars(self).items() if key != "losses"} | dict(self.losses)
         return {key: value for key, value in flat.items() if not math.isnan(value)}
 
+    @classmethod
+    def of(cls, numbers: Mapping[str, float]) -> Self:
+        """The moment that a line of a log tells of, without its losses.
+
+        >>> Progress.of(ProgressTracker(100).progress(4, version=7, queue_depth=0).numbers()).iteration
+        4
+        """
+        whole = {"iteration", "env_steps", "episodes", "averaged", "version", "queue_depth", "collectors"}
+        whole |= {"deaths", "restarts", "window_full"}
+        known: dict[str, Any] = {}
+        for field in fields(cls):
+            value = numbers.get(field.name, math.nan)
+            known[field.name] = int(value) if field.name in whole else value
+        return cls(**{**known, "losses": {}})
+
 
 class _Mark(NamedTuple):
     at_s: float
@@ -87,6 +102,29 @@ class ProgressTracker:
         self._total = _Mark(clock(), 0, 0, 0, 0.0, 0.0, 0.0)
         self._began_s = self._total.at_s
         self._recent: deque[_Mark] = deque([self._total])
+
+    @property
+    def env_steps(self) -> int:
+        """Steps that have arrived so far."""
+        return self._total.steps
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` needs to count on from here."""
+        return {
+            "steps": self._total.steps,
+            "episodes": self._episodes,
+            "returns": list(self._returns),
+            "elapsed_s": self._clock() - self._began_s,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Counts on from what `state_dict` gave. Rates, shares and the staleness begin anew."""
+        self._returns.clear()
+        self._returns.extend(state["returns"])
+        self._episodes = state["episodes"]
+        self._total = _Mark(self._clock(), state["steps"], 0, 0, 0.0, 0.0, 0.0)
+        self._began_s = self._total.at_s - state["elapsed_s"]
+        self._recent = deque([self._total])
 
     def arrived(self, *, steps: int, returns: Iterable[float], staleness: int, waited_s: float, spent_s: float) -> None:
         """Counts what came from a collector: its steps, the returns of ended episodes, and its time."""

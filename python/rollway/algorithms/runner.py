@@ -10,12 +10,14 @@ import os
 import sys
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from rollway.algorithms import checkpoints
 from rollway.algorithms.appo_learner import AppoLearner
 from rollway.algorithms.environment import Environment
 from rollway.algorithms.policy import Algorithm, Policy, storable
@@ -37,6 +39,8 @@ class AlgorithmRunner(Runner):
         env_name: A Gymnasium environment, such as ``"CartPole-v1"``.
         env_cfg_overrides: Keyword arguments for `gymnasium.make`.
         rl_cfg: Settings by name.
+        wrappers: What each environment is wrapped in, the first first: ``"module:name"`` of classes or functions that
+            take an environment.
         device: Where the learner computes. Small networks are fastest on the CPU, which is the default.
         num_envs: Environments of all collectors together.
         num_collectors: Processes that collect, with equal shares of the environments.
@@ -58,6 +62,7 @@ class AlgorithmRunner(Runner):
         env_cfg_overrides: Mapping[str, Any] | None = None,
         rl_cfg: Mapping[str, Any] | None = None,
         *,
+        wrappers: Sequence[str] = (),
         device: str | None = None,
         num_envs: int = 16,
         num_collectors: int = 2,
@@ -69,7 +74,7 @@ class AlgorithmRunner(Runner):
         _check_device(device or "cpu")
         self.settings = self._settings_class.of(rl_cfg or {})
         storable(env_cfg_overrides or {}, "env_cfg_overrides")  # raises now, not after hours of training
-        self.env = Environment.inspect(env_name, env_cfg_overrides)
+        self.env = Environment.inspect(env_name, env_cfg_overrides, wrappers)
         super().__init__(
             num_collectors=num_collectors,
             num_envs=num_envs,
@@ -80,6 +85,8 @@ class AlgorithmRunner(Runner):
         self.env_cfg_overrides = dict(env_cfg_overrides or {})
         self.rl_cfg = dict(rl_cfg or {})
         self.device = device or "cpu"
+        self.iteration = 0
+        """How many iterations were made, also before a `resume`."""
         self._started = False
         self._forgives_exceptions = restart is not None
         self.board = ProgressTracker(self.settings.return_window)
@@ -118,11 +125,13 @@ class AlgorithmRunner(Runner):
             self._start()
             self._started = True
         progress: Progress | None = None
-        for iteration in self.iterations(max_iterations, save_interval, os.fspath(log_dir)):
+        first = self.iteration + 1
+        for iteration in self.iterations(max_iterations, save_interval, os.fspath(log_dir), first=first):
             if progress is not None:
                 yield progress  # of the iteration before, which is logged now, and saved if it was due
             with _threads(self.settings.torch_threads):
                 losses = self._iterate()
+            self.iteration = iteration
             progress = self.board.progress(
                 iteration,
                 version=self.version,
@@ -162,8 +171,48 @@ class AlgorithmRunner(Runner):
                     raise death
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the policy to a file that `Policy.load` reads."""
-        self.policy.save(path, {"version": self.version})
+        """Writes the policy and the state of its training to a file that `Policy.load` reads, and `resume`."""
+        self.policy.save(path, {"version": self.version, "training": self._state_dict()})
+
+    def checkpoint(self, log_dir: str | os.PathLike[str]) -> None:
+        """Saves all that `resume` needs to go on from here, in ``log_dir``: its ``policy.pt``."""
+        Path(log_dir).mkdir(parents=True, exist_ok=True)
+        self.save(Path(log_dir) / checkpoints.POLICY)
+
+    def resume(self, log_dir: str | os.PathLike[str]) -> None:
+        """Goes on from the newest checkpoint in ``log_dir``: networks, optimisers, counts. Before the first `train`.
+
+        That is the one of `checkpoint`, or what `train` has saved since. The versions of the weights begin anew.
+        """
+        if self._started:
+            raise InvalidArgument("resume() comes before the first train() or learn()")
+        path = checkpoints.newest(Path(log_dir))
+        held = Policy.read(path)
+        state = held["extra"].get("training")
+        if state is None:
+            raise InvalidArgument(f"{os.fspath(path)} holds a policy, but not the state of its training")
+        if (held["algorithm"], held["env"]) != (self._algorithm, self.env.name):
+            raise InvalidArgument(
+                f"{os.fspath(path)} is of {held['algorithm']} on {held['env']!r}, "
+                f"not of {self._algorithm} on {self.env.name!r}"
+            )
+        try:
+            self._load_state_dict(state)
+        except (RuntimeError, ValueError) as error:  # as torch raises them for other shapes
+            raise InvalidArgument(
+                f"the networks in {os.fspath(path)} do not fit: were the environment, its wrappers, hidden or channels "
+                f"others? {str(error).splitlines()[-1].strip()}"
+            ) from error
+        self._publish()
+
+    def _state_dict(self) -> dict[str, Any]:
+        """What `_load_state_dict` needs, as a file of a policy can hold it."""
+        return {"iteration": self.iteration, "board": self.board.state_dict(), "learner": self.learner.state_dict()}
+
+    def _load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.learner.load_state_dict(state["learner"])
+        self.iteration = state["iteration"]
+        self.board.load_state_dict(state["board"])
 
 
 def _check_device(device: str) -> None:

@@ -14,12 +14,15 @@ arithmetic; `sac_collector` runs in the collectors.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from rollway._core import Sample
+from rollway.algorithms import checkpoints
 from rollway.algorithms.runner import AlgorithmRunner
 from rollway.algorithms.sac_collector import Report, blank_report, collect
 from rollway.algorithms.sac_learner import SacLearner
@@ -102,13 +105,14 @@ class SacRunner(AlgorithmRunner):
         self._steps = 0
         self._owed = 0.0
         self._share_weights()
-        self.replay = self.own(TransitionBuffer(s.capacity, env.obs_dim, env.action_dim, self.device))
+        fields = {"obs": env.row, "next_obs": env.row}
+        self.replay = self.own(TransitionBuffer(s.capacity, env.obs_dim, env.action_dim, self.device, fields=fields))
         self.batches = self.own(ReplayPipeline(self.replay, sample_count=s.batch_size, base_seed=s.seed))
         self.chunks = self.own(Chunks(blank_report(self.envs_of(0), s), room=self.num_collectors + 1))
 
     def _start(self) -> None:
         arguments = self.env, self.settings, self.envs_of(0)
-        self.start_collectors(collect, *arguments, self.replay, self.chunks.name, self.weights)
+        self.start_collectors(collect, *arguments, self.replay, self.chunks.name, self.weights, self.iteration)
 
     @property
     def queue_depth(self) -> int:
@@ -128,6 +132,25 @@ class SacRunner(AlgorithmRunner):
             self.updates += 1
         self._publish()
         return {key: float(value) for key, value in losses.items()} | {"alpha": self.learner.alpha}
+
+    def checkpoint(self, log_dir: str | os.PathLike[str]) -> None:
+        """As `AlgorithmRunner.checkpoint`, and the transitions in ``replay.npz``."""
+        super().checkpoint(log_dir)
+        checkpoints.save_replay(Path(log_dir), self.replay)
+
+    def resume(self, log_dir: str | os.PathLike[str]) -> None:
+        """As `AlgorithmRunner.resume`. Without a ``replay.npz`` the buffer is filled again before the next update."""
+        super().resume(log_dir)
+        checkpoints.load_replay(Path(log_dir), self.replay)
+        self._steps = min(self._steps, len(self.replay))
+
+    def _state_dict(self) -> dict[str, Any]:
+        counts = {"updates": self.updates, "steps": self._steps, "owed": self._owed}
+        return super()._state_dict() | counts
+
+    def _load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super()._load_state_dict(state)
+        self.updates, self._steps, self._owed = state["updates"], state["steps"], state["owed"]
 
     def _take(self) -> int:
         """Waits for the next chunk, counts it, and returns the number of its steps."""

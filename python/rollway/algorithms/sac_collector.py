@@ -39,10 +39,15 @@ def collect(
     replay: TransitionBuffer,
     chunks_name: str,
     weights: WeightSync,
+    begun_at: int = 0,
 ) -> None:
-    """Main function of a collector: reads the newest weights, adds a chunk of transitions, sends a report, again."""
+    """Main function of a collector: reads the newest weights, adds a chunk of transitions, sends a report, again.
+
+    ``begun_at``: the iteration from which the run goes on, so that it does not meet the same episodes again.
+    """
     actor = weights.read_weights()
-    env_seed, action_seed = np.random.SeedSequence([settings.seed, collector.index, collector.life]).generate_state(2)
+    entropy = [settings.seed, collector.index, collector.life, begun_at]
+    env_seed, action_seed = np.random.SeedSequence(entropy).generate_state(2)
     random = np.random.default_rng(action_seed)
     report = blank_report(num_envs, settings)
     waited = 0.0

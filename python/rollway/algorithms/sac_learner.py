@@ -10,14 +10,14 @@ import copy
 import math
 from collections.abc import Mapping
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from rollway.algorithms.environment import Environment
-from rollway.algorithms.networks import SquashedGaussianActor, TwinCritic
+from rollway.algorithms.networks import SquashedGaussianActor, TwinCritic, make_encoder
 from rollway.algorithms.settings import SacSettings
 from rollway.errors import UnusableEnvironment
 
@@ -31,7 +31,8 @@ def make_actor(env: Environment, settings: SacSettings) -> SquashedGaussianActor
         raise UnusableEnvironment(
             f"{env.name!r} has actions without bounds: SAC needs a bounded Box. Use `appo` for it."
         )
-    return SquashedGaussianActor(env.obs_dim, low, high, settings.hidden)
+    inputs, encoder = make_encoder(env, settings)
+    return SquashedGaussianActor(inputs, low, high, settings.hidden, encoder)
 
 
 class Optimisers(NamedTuple):
@@ -51,7 +52,8 @@ class SacLearner:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
             self.actor = make_actor(env, settings).to(self.device)
-            self.critic = TwinCritic(env.obs_dim, env.action_dim, settings.hidden).to(self.device)
+            inputs, encoder = make_encoder(env, settings)
+            self.critic = TwinCritic(inputs, env.action_dim, settings.hidden, encoder).to(self.device)
         self.slow_critic = copy.deepcopy(self.critic).requires_grad_(False)
         self.log_alpha = torch.zeros((), device=self.device, requires_grad=True)
         self.target_entropy = float(-env.action_dim) if settings.target_entropy is None else settings.target_entropy
@@ -71,6 +73,28 @@ class SacLearner:
             critic=torch.optim.Adam(self.critic.parameters(), rate, fused=True),
             alpha=torch.optim.Adam([self.log_alpha], rate, fused=True),
         )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` needs to go on from here."""
+        return {
+            "actor": self.actor.state_dict(),
+            "critic": self.critic.state_dict(),
+            "slow_critic": self.slow_critic.state_dict(),
+            "log_alpha": self.log_alpha.detach().clone(),
+            "optimisers": {name: one.state_dict() for name, one in self.optimisers._asdict().items()},
+            "generator": self._generator.get_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state_dict` gave."""
+        self.actor.load_state_dict(state["actor"])
+        self.critic.load_state_dict(state["critic"])
+        self.slow_critic.load_state_dict(state["slow_critic"])
+        with torch.no_grad():
+            self.log_alpha.copy_(state["log_alpha"])
+        for name, one in self.optimisers._asdict().items():
+            one.load_state_dict(state["optimisers"][name])
+        self._generator.set_state(state["generator"])
 
     def update(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """One step on a batch: obs, actions, rewards, next_obs, dones, truncated. Returns the losses as tensors."""

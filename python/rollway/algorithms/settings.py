@@ -20,6 +20,8 @@ class Settings:
     seed: int = 0
     hidden: tuple[int, ...] = (64, 64)
     """Sizes of the hidden layers of every network."""
+    channels: tuple[int, ...] = (16, 32, 32)
+    """Sizes of the convolutional layers before them, where observations are images."""
     learning_rate: float = 1e-3
     gamma: float = 0.99
     """Discount per step."""
@@ -54,6 +56,8 @@ class Settings:
                 raise InvalidArgument(f"{field.name} is {value}: a number is needed.")
         if any(size < 1 for size in self.hidden):
             raise InvalidArgument(f"hidden is {self.hidden}: a layer has at least 1 unit.")
+        if not self.channels or any(size < 1 for size in self.channels):
+            raise InvalidArgument(f"channels is {self.channels}: there is at least 1 layer, of at least 1 channel.")
         if not 0 <= self.seed < 2**64:
             raise InvalidArgument(f"seed is {self.seed}: it must be from 0 to 2**64 - 1.")
         if not 0 <= self.gamma <= 1:

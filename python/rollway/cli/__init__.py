@@ -9,6 +9,7 @@ listing.py    `rollway ls`, `rollway gc`
 doctor.py     `rollway doctor`
 demo/         `rollway demo`
 train/        `rollway train`
+play.py       `rollway play`
 console.py    where the commands print, and how they show numbers
 signals.py    when Ctrl-C, SIGTERM and SIGHUP take effect
 ```

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -94,51 +95,103 @@ def doctor(json: Json = False) -> None:
     raise typer.Exit(doctor_command.show(as_json=json))
 
 
-Env = Annotated[str, typer.Option(help="A Gymnasium environment.")]
-Collectors = Annotated[int, typer.Option(min=1, max=256, help="Processes that step environments.")]
-Envs = Annotated[int, typer.Option(min=1, help="Environments of each collector.")]
-Steps = Annotated[int, typer.Option(min=1, help="End after this many environment steps.")]
+# Options of `rollway train` have no default here: what is not given is as in the run that is resumed.
+Env = Annotated[str | None, typer.Option(help="A Gymnasium environment.")]
+Wrapper = Annotated[
+    list[str] | None,
+    typer.Option(help="Wrap each environment, as gymnasium.wrappers:FlattenObservation; the first first. Repeatable."),
+]
+Collectors = Annotated[
+    int | None, typer.Option(min=1, max=256, show_default="2", help="Processes that step environments.")
+]
+Envs = Annotated[int | None, typer.Option(min=1, help="Environments of each collector.")]
+Steps = Annotated[int | None, typer.Option(min=1, help="End after this many environment steps.")]
 Until = Annotated[
     float | None,
     typer.Option(help="End at this mean return; by default at the one that solves the environment."),
 ]
-Seed = Annotated[int, typer.Option(help="Of the networks, the environments and the actions.")]
-Device = Annotated[str, typer.Option(help="Where the learner computes.")]
+Seed = Annotated[int | None, typer.Option(show_default="0", help="Of the networks, the environments and the actions.")]
+Device = Annotated[str | None, typer.Option(show_default="cpu", help="Where the learner computes.")]
 LogDir = Annotated[
     Path | None, typer.Option(help="For the log, the policy and the learning curve; by default a new one in logs/.")
 ]
-SaveInterval = Annotated[int, typer.Option(min=1, help="Save the policy once in this many iterations.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --log-dir, from its newest checkpoint.")]
+SaveInterval = Annotated[
+    int | None, typer.Option(min=1, show_default="50", help="Save a checkpoint once in this many iterations.")
+]
+Wandb = Annotated[
+    str | None, typer.Option(metavar="PROJECT", help="Also write the numbers to this project of Weights & Biases.")
+]
 Set = Annotated[list[str] | None, typer.Option("--set", help="A setting of the algorithm, as name=value. Repeatable.")]
 
 
 def _add_training(
     algorithm: Literal["appo", "sac"], summary: str, default_env: str, num_envs: int, length: int
 ) -> None:
-    @train.command(algorithm, help=summary)
+    defaults = f"By default {default_env}, 2 collectors with {num_envs} environments each, {length:,} steps."
+
+    @train.command(algorithm, help=f"{summary} {defaults}")
     def command(
-        env: Env = default_env,
-        collectors: Collectors = 2,
-        envs: Envs = num_envs,
-        steps: Steps = length,
+        env: Env = None,
+        wrapper: Wrapper = None,
+        collectors: Collectors = None,
+        envs: Envs = None,
+        steps: Steps = None,
         until_return: Until = None,
-        seed: Seed = 0,
-        device: Device = "cpu",
+        seed: Seed = None,
+        device: Device = None,
         log_dir: LogDir = None,
-        save_interval: SaveInterval = 50,
+        resume: Resume = False,
+        save_interval: SaveInterval = None,
+        wandb: Wandb = None,
         settings: Set = None,
     ) -> None:
         need_packages("rollway train", "train", "torch", "gymnasium", "matplotlib")  # before minutes of training
-        from rollway.cli.train import session
+        from rollway.cli.train import run_directory, session
 
-        given = {"seed": str(seed)} | _named(settings or [])
-        request = session.TrainRequest(
-            algorithm, env, collectors, envs, steps, until_return, device, log_dir, save_interval, given
-        )
-        raise typer.Exit(session.train(request))
+        options: dict[str, Any] = {
+            "env": env,
+            "wrappers": tuple(wrapper) if wrapper else None,
+            "collectors": collectors,
+            "envs": envs,
+            "steps": steps,
+            "until_return": until_return,
+            "device": device,
+            "save_interval": save_interval,
+            "wandb": wandb,
+        }
+        given = {name: value for name, value in options.items() if value is not None}
+        given["settings"] = ({} if seed is None else {"seed": str(seed)}) | _named(settings or [])
+        _import_from_here()
+        request = run_directory.TrainRequest(algorithm, default_env, 2, num_envs, length)
+        raise typer.Exit(session.train(request, given, log_dir, resume))
 
 
 _add_training("appo", "Asynchronous PPO with V-trace: discrete or continuous actions.", "CartPole-v1", 8, 500_000)
 _add_training("sac", "Soft actor-critic: continuous actions with bounds.", "Pendulum-v1", 2, 12_000)
+
+
+@app.command()
+def play(
+    run: Annotated[Path, typer.Argument(help="The log directory of a run, or the file of a policy.")],
+    episodes: Annotated[int, typer.Option(min=1, help="How many to play.")] = 10,
+    seed: Annotated[int, typer.Option(min=0, help="Of the first episode; each has its own.")] = 0,
+    gif: Annotated[Path | None, typer.Option(help="Write the first episode to this file, as an animation.")] = None,
+    max_steps: Annotated[int, typer.Option(min=1, help="End an episode after this many steps.")] = 10_000,
+    json: Json = False,
+) -> None:
+    """Play episodes with a trained policy, greedily, and print their returns."""
+    need_packages("rollway play", "train", "torch", "gymnasium", "PIL")
+    from rollway.cli import play as play_command
+
+    _import_from_here()
+    raise typer.Exit(play_command.show(run, episodes, seed, gif, max_steps, as_json=json))
+
+
+def _import_from_here() -> None:
+    """Environments and wrappers may be modules of the current directory, as with `python -m`."""
+    if not {"", str(Path.cwd())}.intersection(sys.path):
+        sys.path.insert(0, str(Path.cwd()))
 
 
 def _named(settings: list[str]) -> dict[str, str]:

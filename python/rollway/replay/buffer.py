@@ -139,13 +139,23 @@ class TransitionBuffer(ClosesOnExit):
     ) -> None:
         """Copies n transitions in: every argument has a first dimension of n.
 
-        ``dones`` is ``terminated | truncated``; a learner bootstraps where ``1 - dones + truncated`` is not 0. Where
-        ``terminal_mask`` is set, ``terminal_next_obs`` is stored instead of ``next_obs``, which an environment that
-        resets itself has replaced already; likewise ``terminal_next_critic``. Other real dtypes are converted to the
-        field's, also tensors of a device. What does not fit, as a number that would wrap or become infinite, raises
+        ``dones`` is ``terminated | truncated``, and ``truncated`` is ``truncated & ~terminated``: a learner bootstraps
+        where ``1 - dones + truncated`` is not 0, and a step may both terminate its episode and reach the time limit.
+
+        Where ``terminal_mask`` is set, ``terminal_next_obs`` is stored instead of ``next_obs``, which an environment
+        that resets itself has replaced already; likewise ``terminal_next_critic``. Other real dtypes are converted to
+        the field's, also tensors of a device. What does not fit, as a number that would wrap or become infinite, raises
         `SchemaMismatch`, and nothing is added.
 
         ``more`` are the fields that the constructor was given.
+
+        >>> terminated, truncated = np.array([False, True]), np.array([True, True])  # as env.step returned them
+        >>> with TransitionBuffer(1000, obs_dim=3, action_dim=1) as buffer:
+        ...     obs, actions, rewards = np.zeros((2, 3)), np.zeros((2, 1)), np.arange(2)
+        ...     buffer.add(obs, actions, rewards, obs, terminated | truncated, truncated & ~terminated)
+        ...     batch = buffer.sample(32)
+        >>> bool((1 - batch["dones"] + batch["truncated"] == 1 - batch["rewards"]).all())  # bootstraps the first only
+        True
         """
         if self._plain and terminal_mask is None and critic is None and next_critic is None and not more:
             columns: tuple[Any, ...] = (obs, actions, rewards, next_obs, dones, truncated)
@@ -241,6 +251,24 @@ class TransitionBuffer(ClosesOnExit):
             )
         self._table.sample_fields(batch_size, tuple(as_host_array(out[field]) for field in self._schema))
         return out
+
+    def contents(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Copies every whole transition out, about the oldest first: to save them in a file, say. Draws nothing.
+
+        >>> with TransitionBuffer(4, obs_dim=1, action_dim=1) as buffer:
+        ...     for step in range(6):
+        ...         one = np.full((1, 1), step)
+        ...         buffer.add(one, one, one[0], one, [False], [False])
+        ...     buffer.contents()["rewards"].tolist()
+        [2.0, 3.0, 4.0, 5.0]
+        """
+        head, row_bytes = self._table.head, self._layout.row_bytes
+        block = np.empty(max(1, min(head, self.capacity)) * row_bytes, np.uint8)
+        oldest = head % self.capacity if head > self.capacity else 0
+        part = (self.capacity - oldest) * row_bytes
+        rows = self._table.read(oldest, block[:part])
+        rows += self._table.read(0, block[rows * row_bytes :][: oldest * row_bytes])
+        return {name: field[:rows] for name, field in self._layout.arrays(block).items()}
 
     def reseed(self, seed: int | None) -> None:
         """Begins a new sequence of draws."""

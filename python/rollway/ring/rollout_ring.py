@@ -83,8 +83,9 @@ class RolloutRing(ClosesOnExit):
             two more than there are writers.
         name: What others attach to; automatic when left out. A ring of that name and shape is resumed, with its
             rollouts.
-        fields: More fields: ``{"values": ((num_envs, num_steps), np.float32)}``, each with its whole shape. A field may
-            also be an example array, text like ``"float32[64,24]"`` or a Gymnasium space.
+        fields: More fields: ``{"values": ((num_envs, num_steps), np.float32)}``, each with its whole shape; or another
+            dtype and shape for a usual one. A field may also be an example array, text like ``"float32[64,24]"`` or a
+            Gymnasium space.
         on_full: ``"drop_oldest"`` or ``"block"``; the creator decides for all handles.
         peer_timeout_s: How long a blocked call waits while every process on the other side is dead, before it raises
             `PeerDied`. ``None``: for ever.
@@ -361,11 +362,11 @@ class RolloutRing(ClosesOnExit):
 
     def __getstate__(self) -> tuple[str, _Dims, RolloutOptions]:
         dims = (self.num_envs, self.num_steps, self.obs_dim, self.action_dim)
-        usual = rollout_shapes(*dims, self.critic_dim)
+        usual = rollout_layout(dims, self.critic_dim, None)
         options: RolloutOptions = {
             "critic_dim": self.critic_dim,
             "num_slots": self.num_slots,
-            "fields": {field: form for field, form in self._layout.items() if field not in usual},
+            "fields": {field: form for field, form in self._layout.items() if form != usual.get(field)},
             "on_full": self._on_full,
             "peer_timeout_s": self._peer_timeout_s,
         }
@@ -514,13 +515,15 @@ def rollout_shapes(
 
 
 def rollout_layout(dims: _Dims, critic_dim: int, fields: Mapping[str, Any] | None) -> Layout:
-    """The shape and dtype of each field of a rollout: the usual ones, and ``fields``."""
+    """The shape and dtype of each field of a rollout: the usual ones, unless ``fields`` has others, and ``fields``."""
     layout = {field: (shape, np.dtype(np.float32)) for field, shape in rollout_shapes(*dims, critic_dim).items()}
     for leaf in read_leaves(fields or {}).values():
         if leaf.ragged:
             raise SchemaMismatch(f"field '{leaf.name}' is {leaf}; the rollouts of a ring all have one size")
-        if leaf.name in layout:
-            raise InvalidArgument(f"fields has '{leaf.name}', which every rollout has already")
+        usual, _ = layout.get(leaf.name, (leaf.shape, None))
+        kept = usual[: 1 if leaf.name.startswith("last_") else 2]  # environments, and steps
+        if leaf.shape[: len(kept)] != kept:
+            raise InvalidArgument(f"fields has '{leaf.name}' as {list(leaf.shape)}; it must begin with {list(kept)}")
         layout[leaf.name] = (leaf.shape, leaf.dtype)
     return layout
 

@@ -158,8 +158,10 @@ class Runner(ClosesOnExit, ABC):
 
     # ── iterations ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def iterations(self, max_iterations: int, save_interval: int = 50, log_dir: str | Path = "logs") -> Iterator[int]:
-        """Counts from 1 to ``max_iterations``: the loop of `learn`.
+    def iterations(
+        self, max_iterations: int, save_interval: int = 50, log_dir: str | Path = "logs", *, first: int = 1
+    ) -> Iterator[int]:
+        """Counts ``max_iterations`` from ``first`` on: the loop of `learn`.
 
         Before each it checks the collectors. After each it writes what `log` was given to ``log_dir`` and hands it to
         ``on_progress``; every ``save_interval`` of them, and after the last, it calls ``save(log_dir/iteration_N)``.
@@ -167,7 +169,8 @@ class Runner(ClosesOnExit, ABC):
         if save_interval < 1:
             raise InvalidArgument(f"save_interval = {save_interval} is out of range: at least 1")
         with TrainingLog(log_dir) as log:
-            for iteration in range(1, max_iterations + 1):
+            last = first + max_iterations - 1
+            for iteration in range(first, last + 1):
                 self.check()
                 yield iteration
                 alive, restarts = self._supervisor.alive, self._supervisor.restarts
@@ -176,7 +179,7 @@ class Runner(ClosesOnExit, ABC):
                 log.write(iteration, numbers)
                 if self._on_progress is not None:
                     self._on_progress({"iteration": float(iteration), **numbers})
-                if iteration % save_interval == 0 or iteration == max_iterations:
+                if iteration % save_interval == 0 or iteration == last:
                     self.save(log.log_dir / f"iteration_{iteration}")
 
     def log(self, **numbers: float) -> None:

@@ -1,6 +1,7 @@
 """TrainingLog: numbers of a run, one line of JSON per iteration, and TensorBoard where it is installed.
 
-`Runner` writes one per call of `learn`; `read` gives the numbers back to plots and tests. It prints nothing.
+`Runner` writes one per call of `learn`; `read` gives the numbers back to plots and tests, and `cut` prepares it for a
+run that goes on from a checkpoint. It prints nothing.
 """
 
 from __future__ import annotations
@@ -65,6 +66,17 @@ def read(log_dir: str | Path) -> list[dict[str, float]]:
     """The lines of a log, oldest first. A last line that was cut short by a death is left out."""
     text = (Path(log_dir) / FILE_NAME).read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def cut(log_dir: str | Path, last: int) -> None:
+    """Removes the lines after iteration ``last``: those of iterations that will be made again."""
+    path = Path(log_dir) / FILE_NAME
+    if not path.exists():
+        return
+    kept = [json.dumps(row) + "\n" for row in read(log_dir) if row["iteration"] <= last]
+    unfinished = path.with_name(f".{path.name}")
+    unfinished.write_text("".join(kept), encoding="utf-8")
+    unfinished.replace(path)
 
 
 def _tensorboard(log_dir: Path) -> Any:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rollway.algorithms import acting
-from rollway.algorithms.networks import CategoricalActor, GaussianActor, SquashedGaussianActor
+from rollway.algorithms.networks import CategoricalActor, GaussianActor, ImageEncoder, SquashedGaussianActor
 
 OBS = np.random.default_rng(0).normal(size=(500, 3)).astype(np.float32)
 LOW, HIGH = np.array([-2.0, 0.0], np.float32), np.array([2.0, 5.0], np.float32)
@@ -31,6 +31,18 @@ def test_probabilities_are_those_of_the_network(actor, act):
     actions, log_probs = act(weights, OBS, np.random.default_rng(1))
     with torch.no_grad():
         judged, _ = actor.evaluate_actions(torch.from_numpy(OBS), torch.from_numpy(actions))
+    assert actions.dtype == log_probs.dtype == np.float32
+    np.testing.assert_allclose(log_probs, judged.numpy(), atol=2e-4)
+
+
+@pytest.mark.parametrize("shape", [(16, 11, 3), (4, 12, 16), (9, 8)], ids=["HWC", "CHW", "HW"])
+def test_images_have_the_probabilities_of_the_network(shape):
+    encoder = ImageEncoder(shape, (4, 8))
+    actor, weights = lively(CategoricalActor(encoder.size, 4, [16], encoder))
+    images = np.random.default_rng(0).integers(0, 256, (20, *shape), np.uint8)
+    actions, log_probs = acting.categorical(weights, images, np.random.default_rng(1))
+    with torch.no_grad():
+        judged, _ = actor.evaluate_actions(torch.from_numpy(images), torch.from_numpy(actions))
     assert actions.dtype == log_probs.dtype == np.float32
     np.testing.assert_allclose(log_probs, judged.numpy(), atol=2e-4)
 

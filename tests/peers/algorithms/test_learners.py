@@ -1,5 +1,6 @@
 """The updates of APPO and SAC beside plain forms of what they compute, and on problems with known answers."""
 
+import copy
 import dataclasses
 
 import numpy as np
@@ -14,8 +15,8 @@ from rollway.algorithms.settings import AppoSettings, SacSettings
 
 NONE = np.zeros(0, np.float32)
 ONE = np.ones(1, np.float32)
-DISCRETE = Environment("bandit", {}, 2, "discrete", 3, 0, NONE, NONE, (), None)
-BOX = Environment("target", {}, 2, "box", 0, 0, -ONE, ONE, (1,), None)
+DISCRETE = Environment("bandit", {}, (2,), "discrete", 3, 0, NONE, NONE, (), None)
+BOX = Environment("target", {}, (2,), "box", 0, 0, -ONE, ONE, (1,), None)
 
 
 @pytest.fixture(autouse=True)
@@ -154,6 +155,38 @@ def test_sac_slow_critics_follow_by_tau():
         torch.testing.assert_close(new, (0.75 * old + 0.25 * goal).detach())
 
 
+def updated(learner, data, times=2):
+    for _ in range(times):
+        learner.update(data)
+    return [parameter.detach().clone() for parameter in learner.actor.parameters()]
+
+
+def test_a_learner_goes_on_from_its_state_as_if_it_had_never_ended():
+    for make, data in (
+        (lambda: AppoLearner(BOX, AppoSettings()), rollout(AppoLearner(BOX, AppoSettings()))),
+        (lambda: SacLearner(BOX, SacSettings()), batch()),
+    ):
+        one, other = make(), make()
+        updated(one, data)
+        other.load_state_dict(copy.deepcopy(one.state_dict()))
+        torch.testing.assert_close(updated(one, data), updated(other, data), rtol=0, atol=0)
+
+
+def test_both_learn_from_images():
+    seen = {"obs_shape": (12, 12, 3), "is_image": True}
+    images = torch.randint(0, 256, (16, 9, 12, 12, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    appo, sac = (
+        AppoLearner(dataclasses.replace(BOX, **seen), AppoSettings()),
+        SacLearner(dataclasses.replace(BOX, **seen), SacSettings()),
+    )
+    before = [learner.actor.encoder[0].weight.clone() for learner in (appo, sac)]
+    data = rollout(AppoLearner(BOX, AppoSettings()), reward=lambda actions: actions[..., 0])
+    updated(appo, {**data, "obs": images[:, :-1], "next_obs": images[:, 1:], "last_obs": images[:, -1]})
+    updated(sac, batch(size=16, obs=images[:, 0], next_obs=images[:, 1]))
+    for learner, old in zip((appo, sac), before, strict=True):
+        assert not torch.equal(learner.actor.encoder[0].weight, old)
+
+
 def test_sac_refuses_what_it_cannot_act_in():
     with pytest.raises(rollway.errors.UnusableEnvironment, match="discrete"):
         SacLearner(DISCRETE, SacSettings())
@@ -183,6 +216,7 @@ def test_the_same_seed_gives_the_same_networks_and_leaves_the_global_generator_a
         ({"learning_rate": "inf"}, "positive"),
         ({"lam": "nan"}, "lam is nan"),
         ({"hidden": "64,0"}, "at least 1 unit"),
+        ({"channels": "16,0"}, "at least 1 channel"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_by_name(given, says):

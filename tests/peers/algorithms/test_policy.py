@@ -4,9 +4,12 @@ import dataclasses
 import pickle
 import resource
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box, Discrete
+from gymnasium.wrappers import TransformAction
 
 import rollway
 from rollway.algorithms import appo_learner, sac_learner
@@ -92,3 +95,51 @@ def test_overrides_come_back_whatever_kind_of_number_they_are(tmp_path):
 def test_what_a_file_cannot_hold_is_refused_before_anything_is_trained():
     with pytest.raises(rollway.InvalidArgument, match=r"env_cfg_overrides\['g'\] is .*complex"):
         rollway.algorithms.SacRunner(PENDULUM, {"g": 9j})
+
+
+def shifted_cart():
+    """CartPole whose actions are 4 and 5."""
+    return TransformAction(gymnasium.make(CART), lambda action: action - 4, Discrete(2, start=4))
+
+
+class Beyond(gymnasium.ActionWrapper):
+    """Pendulum that takes actions of its space only, as a column."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.action_space = Box(-2.0, 2.0, (1, 1))
+
+    def action(self, action):
+        assert action in self.action_space
+        return action[0]
+
+
+gymnasium.register("RollwayShiftedCart-v0", shifted_cart)
+gymnasium.register("RollwayBeyond-v0", lambda: Beyond(gymnasium.make(PENDULUM)))
+
+
+@pytest.mark.parametrize("env_name", [CART, "RollwayShiftedCart-v0", PENDULUM, "RollwayBeyond-v0"])
+def test_an_environment_takes_what_a_policy_does(env_name):
+    policy = made("appo", env_name)
+    with torch.no_grad():
+        for parameter in policy.actor.parameters():
+            parameter.mul_(100)  # far beyond the bounds of a box
+    env = gymnasium.make(env_name)
+    obs, _ = env.reset(seed=1)
+    actions = []
+    for _ in range(5):
+        actions.append(policy.act(obs))
+        assert actions[-1] in env.action_space
+        obs, *_ = env.step(actions[-1])
+    env.close()
+    envs = gymnasium.make_vec(env_name, num_envs=3)
+    many, _ = envs.reset(seed=1)
+    assert policy.act(many) in envs.action_space
+    assert policy.act(many)[0] == actions[0]
+    envs.step(policy.act(many))
+    envs.close()
+
+
+def test_what_is_no_observation_is_refused():
+    with pytest.raises(rollway.InvalidArgument, match=r"shape \[3\].*'CartPole-v1' has \[4\]"):
+        made("appo", CART).act(np.zeros(3))

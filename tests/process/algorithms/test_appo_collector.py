@@ -42,7 +42,14 @@ def rollouts(kind, workers):
         return found
 
 
-@pytest.mark.parametrize("kind", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize("workers", [None, 2])
+def test_what_terminates_at_its_time_limit_is_not_truncated(workers):
+    for found in rollouts("tests.support.reach_env:Both-v0", workers):
+        assert (found["dones"][:, 3::4] == 1).all() and found["dones"].sum() == ENVS * STEPS / 4
+        assert not found["truncated"].any()
+
+
+@pytest.mark.parametrize("kind", ["CartPole-v1", "Pendulum-v1", "tests.support.reach_env:Look-v0"])
 def test_workers_write_the_rollouts_that_the_collector_would_have_written(kind):
     for own, theirs in zip(rollouts(kind, None), rollouts(kind, 2), strict=True):
         ended = own["dones"] > 0

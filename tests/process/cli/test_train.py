@@ -14,9 +14,8 @@ import pytest
 import rollway
 from rollway.algorithms import AppoRunner, Policy, SacRunner
 from rollway.runner import training_log
-from tests.support.processes import until
+from tests.support.processes import Command, session, until
 
-DEADLINE_S = 200
 pytestmark = pytest.mark.timeout(300)  # seconds on a quiet machine; most of it is torch being imported
 REACH = "tests.support.reach_env:Reach-v0"
 QUICK_SAC = {"warmup_steps": 256, "batch_size": 64, "hidden": (32, 32), "learning_rate": 3e-3, "chunk_steps": 4}
@@ -78,42 +77,10 @@ def test_what_a_collector_raises_reaches_the_learner_with_its_traceback(tmp_path
     assert "reach_env.py" in str(caught.value)
 
 
-class Command:
-    """`rollway train …` in a session of its own, as under a terminal."""
-
-    def __init__(self, *args):
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "rollway.cli", "train", *map(str, args)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
-
-    def ends(self):
-        out, err = self.process.communicate(timeout=DEADLINE_S)
-        return self.process.returncode, out, err
-
-
-def session(leader):
-    """Everybody in a session."""
-    members = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rsplit(")", 1)[1].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(fields[3]) == leader and fields[0] != "Z":
-            members.append(int(stat.parent.name))
-    return members
-
-
 def test_the_command_trains_sums_up_and_leaves_a_policy_and_a_curve(tmp_path):
     settings = [f"--set={key}={str(value).strip('()').replace(' ', '')}" for key, value in QUICK_SAC.items()]
     logs = tmp_path / "logs"
-    command = Command("sac", "--env", REACH, "--steps", 800, "--collectors", 1, "--log-dir", logs, *settings)
+    command = Command("train", "sac", "--env", REACH, "--steps", 800, "--collectors", 1, "--log-dir", logs, *settings)
     code, out, err = command.ends()
     assert code == 0, err
     assert re.search(r"staleness \d.*queue \d.*waiting: learner \d+%, collectors \d+%", out)
@@ -123,12 +90,10 @@ def test_the_command_trains_sums_up_and_leaves_a_policy_and_a_curve(tmp_path):
 
 
 def test_ctrl_c_saves_what_was_learnt_and_ends_everything(tmp_path):
-    command = Command("appo", "--collectors", 1, "--envs", 2, "--log-dir", tmp_path, "--set", "rollout_steps=16")
-    lines = []
-    for line in command.process.stdout:
-        lines.append(line)
-        if "steps/s" in line:
-            break
+    command = Command(
+        "train", "appo", "--collectors", 1, "--envs", 2, "--log-dir", tmp_path, "--set", "rollout_steps=16"
+    )
+    command.line("steps/s")
     os.killpg(command.process.pid, signal.SIGINT)
     code, out, err = command.ends()
     assert code == 130, err
@@ -145,7 +110,7 @@ def test_a_full_disk_is_one_line_that_names_the_file(tmp_path):
         pytest.skip(f"cannot mount a tmpfs here: {mounted.stderr.strip()}")
     try:
         steps = ["--steps", 64, "--set", "rollout_steps=16"]
-        command = Command("appo", "--collectors", 1, "--envs", 2, "--log-dir", tmp_path, *steps)
+        command = Command("train", "appo", "--collectors", 1, "--envs", 2, "--log-dir", tmp_path, *steps)
         code, _, err = command.ends()
         assert code == 1 and "Traceback" not in err, err
         assert f"cannot write the policy to {tmp_path}" in err and "No space left on device" in err, err
@@ -190,7 +155,9 @@ def test_what_cannot_be_trained_is_one_line_and_status_2(args, says, monkeypatch
     ],
 )
 def test_an_environment_that_fails_in_a_collector_is_named_with_its_error(tmp_path, env, status, says):
-    command = Command("sac", "--env", f"tests.support.reach_env:{env}-v0", "--collectors", 1, "--log-dir", tmp_path)
+    command = Command(
+        "train", "sac", "--env", f"tests.support.reach_env:{env}-v0", "--collectors", 1, "--log-dir", tmp_path
+    )
     code, _, err = command.ends()
     assert code == status, err
     assert all(words in err for words in says), err

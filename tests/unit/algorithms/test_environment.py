@@ -6,6 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from gymnasium.wrappers import TransformReward
 
 import rollway
 from rollway.algorithms.environment import Environment
@@ -116,6 +117,58 @@ def test_overrides_reach_the_environment():
     with Environment.inspect("RollwayCounter-v0", {"max_episode_steps": 2}).vector(1) as envs:
         envs.reset(0)
         assert [bool(envs.step(np.zeros((1, 1), np.float32)).truncated[0]) for _ in range(4)] == [False, True] * 2
+
+
+@pytest.mark.parametrize(
+    "shape, dtype, is_image",
+    [
+        ((84, 84, 3), np.uint8, True),
+        ((4, 84, 84), np.uint8, True),
+        ((84, 84), np.uint8, True),
+        ((3, 2, 2), np.uint8, False),
+        ((128,), np.uint8, False),
+        ((84, 84, 3), np.float32, False),
+    ],
+)
+def test_images_are_arrays_of_bytes_with_sides(shape, dtype, is_image):
+    kind = Environment.inspect("RollwayOdd-v0", {"seen": Box(0, 255, shape, dtype), "done": Discrete(2)})
+    assert kind.is_image == is_image
+    assert kind.rows(np.zeros((5, *shape), dtype)).shape == ((5, *shape) if is_image else (5, np.prod(shape)))
+
+
+class Twice(gymnasium.RewardWrapper):
+    def reward(self, reward):
+        return 2 * reward
+
+
+def thrice(env):
+    return TransformReward(env, lambda reward: 3 * reward)
+
+
+def test_wrappers_are_put_on_in_their_order():
+    wrappers = (f"{__name__}:Twice", f"{__name__}:thrice", "gymnasium.wrappers:FlattenObservation")
+    kind = Environment.inspect("RollwayCounter-v0", None, wrappers)
+    assert kind.obs_shape == (2,) and kind.wrappers == wrappers
+    with kind.vector(1) as envs:
+        envs.reset(0)
+        assert [float(envs.step(np.zeros((1, 1), np.float32)).rewards[0]) for _ in range(2)] == [6, 12]
+
+
+@pytest.mark.parametrize(
+    "wrapper, says",
+    [
+        ("nowhere:Twice", "No module named 'nowhere'"),
+        ("gymnasium.wrappers:Nope", "has no attribute 'Nope'"),
+        ("Twice", "module:name"),
+        ("gymnasium.wrappers:TimeLimit", "max_episode_steps"),
+    ],
+)
+def test_a_wrapper_that_cannot_be_put_on_is_one_clear_line(wrapper, says):
+    with pytest.raises(
+        rollway.errors.UnusableEnvironment, match=f"cannot wrap 'RollwayCounter-v0' in .*{says}"
+    ) as caught:
+        Environment.inspect("RollwayCounter-v0", None, (wrapper,))
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

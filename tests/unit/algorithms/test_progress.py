@@ -6,7 +6,7 @@ import math
 import pytest
 from rich.console import Console
 
-from rollway.algorithms.progress import ProgressTracker
+from rollway.algorithms.progress import Progress, ProgressTracker
 from rollway.cli.train import curve
 from rollway.cli.train.screen import Screen, line
 
@@ -58,6 +58,20 @@ def test_what_is_long_past_does_not_count_as_recent():
         arrive(board, steps=5, staleness=1)
         now = moment(board)
     assert now.steps_per_s == pytest.approx(5) and now.staleness == 1 and now.env_steps == 1_000_150
+
+
+def test_counts_go_on_from_where_they_were():
+    clock, later = Clock(), Clock()
+    board, again = ProgressTracker(3, clock), ProgressTracker(3, later)
+    clock.now += 8
+    arrive(board, steps=800, returns=[1.0, 2.0, 6.0, 7.0])
+    again.load_state_dict(board.state_dict())
+    later.now += 2
+    arrive(again, steps=200, returns=[8.0])
+    now = moment(again)
+    assert (now.elapsed_s, now.env_steps, now.episodes, now.mean_return) == (10.0, 1000, 5, 7.0)
+    assert now.steps_per_s == 100.0
+    assert Progress.of(now.numbers()) == now
 
 
 def history():

@@ -414,3 +414,22 @@ def test_attaching_to_a_schema_that_nobody_writes_so_is_damage(name):
         overwrite(name, b'"obs","<f4"', b'"obs","=f4"')
         with pytest.raises(SegmentDamaged, match="a dtype is not known"):
             ReplayBuffer.attach(name)
+
+
+@pytest.mark.parametrize("added", [0, 5, 8, 13])
+def test_the_contents_are_all_transitions_with_the_oldest_first(added, name):
+    fields = {"obs": "uint8[2,2]", "step": "int64[]"}
+    with (
+        ReplayBuffer(8, obs_dim=4, action_dim=1, fields=fields, name=name) as buffer,
+        ReplayBuffer.attach(name) as other,
+    ):
+        for step in range(added):
+            images, one = np.full((1, 2, 2), step, np.uint8), np.full(1, step, np.float32)
+            other.add(images, one[:, None], one, one.repeat(4)[None], one, one, step=[step])
+        for handle in (buffer, other):
+            found = handle.contents()
+            steps = list(range(max(0, added - 8), added))
+            assert found["step"].tolist() == found["rewards"].tolist() == steps
+            assert found["obs"].dtype == np.uint8 and found["obs"][:, 1, 1].tolist() == steps
+    with pytest.raises(rollway.ConnectionClosedError):
+        buffer.contents()

@@ -191,8 +191,19 @@ def test_more_fields_of_any_dtype_travel_along(name, torch):
         }
         assert tensors["images"].shape == (3, 5, 8, 8) and (tensors["images"] == 7).all()
         ring.advance_read()
-    with pytest.raises(rollway.InvalidArgument, match="'obs'"):
+    with pytest.raises(rollway.InvalidArgument, match=r"'obs' as \[3\]; it must begin with \[3, 5\]"):
         RolloutRingBuffer(**DIMS, fields={"obs": ((3,), np.float32)})
+
+
+def test_a_usual_field_may_have_another_dtype_and_shape(name):
+    fields = {"obs": ((3, 5, 8, 8), np.uint8), "last_obs": "uint8[3,8,8]"}
+    with RolloutRingBuffer(**DIMS, fields=fields, shm_name_prefix=name) as ring:
+        with pickle.loads(pickle.dumps(ring)) as writer:
+            write(writer, 7)
+        assert ring.wait_for_data(1)
+        views = ring.read_numpy_views()
+        assert (views["obs"] == np.full((3, 5, 8, 8), 7, np.uint8)).all() and views["obs"].dtype == np.uint8
+        assert views["last_obs"].shape == (3, 8, 8)
 
 
 def test_tensors_are_filled_in_place_and_checked(ring, torch):

@@ -26,6 +26,16 @@ def test_a_line_is_whole_before_the_log_is_closed_and_a_cut_one_is_left_out(tmp_
     log.close()
 
 
+def test_lines_after_a_checkpoint_can_be_cut(tmp_path):
+    training_log.cut(tmp_path, 2)  # nothing to cut
+    with TrainingLog(tmp_path) as log:
+        for iteration in (1, 2, 3):
+            log.write(iteration, {"loss": iteration / 2})
+    training_log.cut(tmp_path, 2)
+    assert [(row["iteration"], row["loss"]) for row in training_log.read(tmp_path)] == [(1, 0.5), (2, 1.0)]
+    assert [path.name for path in tmp_path.iterdir() if "progress" in path.name] == [training_log.FILE_NAME]
+
+
 def test_without_tensorboard_the_lines_are_still_written(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "tensorboard.summary", None)
     with TrainingLog(tmp_path) as log:

@@ -1,4 +1,5 @@
-//! Sampling: rows drawn uniformly and copied out, whole into one block, or each field into an array of its own.
+//! Sampling: rows drawn uniformly and copied out, whole into one block, or each field into an array of its own. And
+//! [`Table::copy_whole`], which draws nothing: what is in the table, for a file.
 //!
 //! A row that is not whole when it is drawn, or does not stay whole while it is copied, is drawn again. So every row of a
 //! batch is whole, and each whole row is as likely as any other.
@@ -164,6 +165,22 @@ impl Table {
             }
         }
         Ok(())
+    }
+
+    /// Copies those of `rows` that are whole to `block`, one after the other, and says how many they are.
+    ///
+    /// # Safety
+    /// `block` has room for all of them.
+    pub unsafe fn copy_whole(&self, rows: Range<usize>, block: *mut u8) -> usize {
+        let bytes = self.mapped.geometry.row_bytes;
+        let piece = Piece { offset: 0, bytes, data: block, stride: bytes };
+        let protocol = self.protocol();
+        let mut place = 0;
+        for row in rows {
+            // SAFETY: the place is at most the number of rows before this one, for which there is room.
+            place += usize::from(unsafe { self.copy_row(&protocol, row, place, &[piece]) });
+        }
+        place
     }
 
     /// Copies a row to its place in the batch. False when the row is not whole, or did not stay so.

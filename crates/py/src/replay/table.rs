@@ -158,6 +158,17 @@ impl Table {
         self.gather(py, batch, &pieces)
     }
 
+    /// Copies the whole rows from number `first` on into `block`, out of as many as it has room for. Gives how many.
+    fn read(&self, py: Python<'_>, first: usize, block: &Bound<'_, PyAny>) -> PyResult<usize> {
+        let (data, bytes) = bytes_of(block)?;
+        let core = self.core(py)?;
+        let capacity = core.geometry().capacity;
+        let rows = first.min(capacity)..first.saturating_add(bytes / self.row_bytes).min(capacity);
+        let place = data as usize; // A pointer is not `Send`.
+        // SAFETY: the block has room for as many rows. A thread that uses it meanwhile spoils its own copy.
+        Ok(py.detach(|| unsafe { core.copy_whole(rows, place as *mut u8) }))
+    }
+
     /// Draws from a seed from now on; `None`: one from the operating system.
     fn reseed(&self, py: Python<'_>, #[pyo3(from_py_with = numbers::seed)] seed: Option<u64>) {
         drop(self.sampler.replace(py, Arc::new(Sampler::new(seed))));
