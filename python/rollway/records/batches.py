@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -36,7 +36,17 @@ class PaddedBatch:
 
     def torch(self) -> PaddedBatch:
         """The same memory as torch tensors."""
-        return PaddedBatch(_tensors(self.fields), _tensor(self.mask), _tensor(self.lengths))
+        return PaddedBatch(*_torch(self.fields, self.mask, self.lengths))
+
+    def tensordict(self) -> Any:
+        """The same memory as a `TensorDict` of B rows: the fields, ``mask`` and ``lengths``. Needs tensordict."""
+        from rollway.torch import as_tensordict
+
+        return as_tensordict(_merged(self.fields, mask=self.mask, lengths=self.lengths), len(self.lengths))
+
+    def jax(self, device: Any = None) -> PaddedBatch:
+        """Copies as arrays of JAX on a device, which never change."""
+        return PaddedBatch(*_jax(device, self.fields, self.mask, self.lengths))
 
 
 @dataclass(frozen=True)
@@ -55,7 +65,22 @@ class PackedBatch:
 
     def torch(self) -> PackedBatch:
         """The same memory as torch tensors."""
-        return PackedBatch(_tensors(self.fields), _tensor(self.cu_seqlens), self.max_length)
+        fields, cu_seqlens = _torch(self.fields, self.cu_seqlens)
+        return PackedBatch(fields, cu_seqlens, self.max_length)
+
+    def tensordict(self) -> Any:
+        """The same memory as a `TensorDict` of the fields and ``cu_seqlens``. Needs tensordict.
+
+        It has no batch dimension, because its tensors have different numbers of rows.
+        """
+        from rollway.torch import as_tensordict
+
+        return as_tensordict(_merged(self.fields, cu_seqlens=self.cu_seqlens))
+
+    def jax(self, device: Any = None) -> PackedBatch:
+        """Copies as arrays of JAX on a device, which never change."""
+        fields, cu_seqlens = _jax(device, self.fields, self.cu_seqlens)
+        return PackedBatch(fields, cu_seqlens, self.max_length)
 
 
 def pad(
@@ -284,15 +309,23 @@ def _fill(leaf: Leaf, value: Any) -> bytes:
     return item.tobytes()
 
 
-def _tensor(array: Any) -> Any:
-    import torch
+def _torch(*trees: Any) -> Iterator[Any]:
+    from rollway.torch import as_tensors
 
-    if not isinstance(array, np.ndarray):
-        return array
-    if array.dtype.name == "bfloat16":  # numpy's name for it is ml_dtypes'; torch has its own
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
+    return map(as_tensors, trees)
 
 
-def _tensors(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: _tensor(array) for name, array in fields.items()}
+def _jax(device: Any, *trees: Any) -> Iterator[Any]:
+    from rollway.jax import as_arrays
+
+    return (as_arrays(tree, device) for tree in trees)
+
+
+def _merged(fields: dict[str, Any], **others: Any) -> dict[str, Any]:
+    """The fields and what the batch has beside them, in one dict."""
+    if taken := sorted(fields.keys() & others.keys()):
+        raise SchemaMismatch(
+            f"leaf '{taken[0]}' has the name that the batch's own {taken[0]} gets in the TensorDict: leave it out with "
+            "leaves=…, or use torch()"
+        )
+    return {**fields, **others}

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from rollway.errors import InvalidArgument
+from rollway.schema.named_arrays import NamedArrays
 from rollway.schema.record import RecordSchema
 
 Fill = Callable[[int, "np.ndarray[Any, Any]"], None]
@@ -62,7 +63,7 @@ class RowLayout:
         return fields
 
 
-class Batch(dict[str, Any]):
+class Batch(NamedArrays):
     """A sampled batch: an array for each field, all of them views into one ``block`` of packed rows on the host.
 
     The caller may replace fields. A copy of a batch, or a pickled one, has no block.

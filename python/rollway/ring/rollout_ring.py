@@ -26,6 +26,7 @@ from rollway.errors import (
     WaitTimeout,
 )
 from rollway.schema.leaves import read_leaves
+from rollway.schema.named_arrays import NamedArrays
 from rollway.schema.pytree import Schema, explained
 from rollway.segment.closes_on_exit import ClosesOnExit
 from rollway.segment.naming import auto_name
@@ -305,13 +306,14 @@ class RolloutRing(ClosesOnExit):
             int(info.versions[0]), int(info.producer_ids[0]), int(info.sequences[0]), int(info.committed_ns[0])
         )
 
-    def read_numpy_views(self) -> dict[str, Array]:
+    def read_numpy_views(self) -> NamedArrays:
         """Read-only views of the oldest whole rollout, the same one until `advance_read`.
 
         Copy what you want to keep. A view that you keep after `advance_read` stays whole, but occupies its slot: a slot
-        is used again only when no view of it is left.
+        is used again only when no view of it is left. The same holds for the tensors of ``read_numpy_views().torch()``
+        and ``.tensordict()``; the arrays of ``.jax()`` are copies.
         """
-        views = self._writable_views()
+        views = NamedArrays(self._writable_views())
         for view in views.values():
             view.setflags(write=False)
         return views
