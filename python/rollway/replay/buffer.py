@@ -42,7 +42,8 @@ class TransitionBuffer(ClosesOnExit):
         capacity: Transitions.
         obs_dim: Numbers in an observation.
         action_dim: Numbers in an action.
-        device: Where `sample` puts its batches: a name, or a `torch.device`. It is not touched before the first one.
+        device: Where `sample` puts its batches, as torch tensors: a name, or a `torch.device`. It is not touched before
+            the first one. Left out, batches are numpy arrays.
         critic_dim: Numbers in an observation for the critic; 0 for none.
         name: What others attach to. Left out, it is automatic, and the memory is freed with its last user.
         fields: More fields, or another dtype and shape for a usual one: ``{"obs": "uint8[84,84]", "step": "int64[]"}``.
@@ -54,7 +55,7 @@ class TransitionBuffer(ClosesOnExit):
         max_peers: How many handles there may be at once, at most 1024.
 
     >>> import numpy as np
-    >>> with TransitionBuffer(1000, obs_dim=3, action_dim=1, device="cpu", seed=0) as buffer:
+    >>> with TransitionBuffer(1000, obs_dim=3, action_dim=1, seed=0) as buffer:
     ...     ones, zeros = np.ones((8, 3), np.float32), np.zeros(8, np.float32)
     ...     buffer.add(ones, ones[:, :1], zeros, 2 * ones, zeros, zeros)
     ...     batch = buffer.sample(32)
@@ -67,7 +68,7 @@ class TransitionBuffer(ClosesOnExit):
         capacity: int,
         obs_dim: int,
         action_dim: int,
-        device: Any = "cpu",
+        device: Any = None,
         *,
         critic_dim: int = 0,
         name: str | None = None,
@@ -96,7 +97,7 @@ class TransitionBuffer(ClosesOnExit):
         self._start(table, layout, device)
 
     @classmethod
-    def attach(cls, name: str, device: Any = "cpu", *, seed: int | None = None) -> Self:
+    def attach(cls, name: str, device: Any = None, *, seed: int | None = None) -> Self:
         """Opens a buffer that another process made, with the fields and the capacity that it has."""
         device = device_name(device)
         text = Table.schema_of(name)
@@ -110,7 +111,7 @@ class TransitionBuffer(ClosesOnExit):
         self._start(table, layout, device)
         return self
 
-    def _start(self, table: Table, layout: RowLayout, device: str) -> None:
+    def _start(self, table: Table, layout: RowLayout, device: str | None) -> None:
         self._table = table
         self._layout = layout
         self._schema = layout.schema
@@ -215,21 +216,23 @@ class TransitionBuffer(ClosesOnExit):
     def sample(self, batch_size: int, out: dict[str, Any] | None = None) -> dict[str, Any]:
         """Draws transitions uniformly, with replacement, and copies them out: ``batch_size`` of each field.
 
-        The arrays are torch tensors on ``device`` (numpy arrays where torch is not installed): views into one block of
-        packed rows, which one copy takes to a GPU. ``out`` takes the result of an earlier call and fills it again,
-        which saves the allocation, also the arrays that you have put into it; or a dict of contiguous arrays, one for
-        each field. An empty buffer raises `BufferEmpty`.
+        The arrays are numpy's, or torch tensors on the buffer's ``device``: views into one block of packed rows, which
+        one copy takes to a GPU. ``sample(…).torch()``, ``.tensordict()`` and ``.jax()`` give the same to those
+        libraries; only JAX gets a copy. ``out`` takes the result of an earlier call and fills it again, which saves the
+        allocation, also the arrays that you have put into it; or a dict of contiguous arrays, one for each field. An
+        empty buffer raises `BufferEmpty`.
         """
-        if type(out) is Batch and self.device == "cpu" and out.takes(self._layout, batch_size):
+        on_host = self.device is None or self.device == "cpu"
+        if type(out) is Batch and on_host and out.takes(self._layout, batch_size):
             self._table.sample(batch_size, out.block)
             return out
         batch_size = _positive("batch_size", batch_size)
-        if self.device != "cpu":
+        if not on_host:
             if self._staged is None:
-                self._staged = StagedCopies(self._layout, self.device)
+                self._staged = StagedCopies(self._layout, str(self.device))
             return self._staged.copy(batch_size, self._table.sample, out)
         if out is None:
-            batch = Batch.empty(self._layout, batch_size)
+            batch = Batch.empty(self._layout, batch_size, self.device)
             self._table.sample(batch_size, batch.block)
             return batch
         if type(out) is Batch:  # of another layout, or a copy, or with fields that the caller replaced
@@ -300,7 +303,7 @@ class TransitionBuffer(ClosesOnExit):
     def __repr__(self) -> str:
         if self._table.closed:
             return f"<{type(self).__name__} '{self.name}' closed>"
-        return f"<{type(self).__name__} '{self.name}' {len(self)} of {self.capacity} on {self.device}>"
+        return f"<{type(self).__name__} '{self.name}' {len(self)} of {self.capacity} on {self.device or 'cpu'}>"
 
     # ── life ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -315,7 +318,7 @@ class TransitionBuffer(ClosesOnExit):
         self._close_table.detach()
         self._table.close(True)
 
-    def __reduce__(self) -> tuple[Any, tuple[str, str]]:
+    def __reduce__(self) -> tuple[Any, tuple[str, str | None]]:
         return type(self).attach, (self.name, self.device)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from rollway.errors import ConnectionClosedError, InvalidArgument, NotInThisProcess, WaitTimeout
 from rollway.replay.batch import Batch, Fill, RowLayout, device_name
 from rollway.replay.buffer import TransitionBuffer
+from rollway.schema.named_arrays import NamedArrays
 from rollway.segment.closes_on_exit import ClosesOnExit
 
 
@@ -30,11 +31,11 @@ class ReplayPipeline(ClosesOnExit):
     Args:
         replay_buffer: Where the transitions are. The pipeline does not close it.
         sample_count: Rows of a batch.
-        device: Where the batches shall be; the buffer's own device when left out.
+        device: Where the batches shall be, as torch tensors; as the buffer gives them when left out.
         base_seed: Seeds the buffer's draws.
 
     >>> import numpy as np
-    >>> with TransitionBuffer(100, obs_dim=2, action_dim=1, device="cpu") as buffer:
+    >>> with TransitionBuffer(100, obs_dim=2, action_dim=1) as buffer:
     ...     ones = np.ones((4, 2), np.float32)
     ...     buffer.add(ones, ones[:, :1], ones[:, 0], ones, ones[:, 0], ones[:, 0])
     ...     with ReplayPipeline(buffer, sample_count=8) as pipeline:
@@ -61,14 +62,14 @@ class ReplayPipeline(ClosesOnExit):
         slots = [_slot(replay_buffer.layout, sample_count, self.device) for _ in range(2)]
         self._thread = _BatchThread(replay_buffer.fill, sample_count, slots)
         self._tick: int | None = None
-        self._in_use: tuple[int, _Slot, dict[str, Any]] | None = None
+        self._in_use: tuple[int, _Slot, NamedArrays] | None = None
         self._ticks = 0
         self._pid = os.getpid()
         self._end = weakref.finalize(self, self._thread.close)
 
     # ── one batch after the other ──────────────────────────────────────────────────────────────────────────────────
 
-    def next(self, timeout: float | None = None) -> dict[str, Any]:
+    def next(self, timeout: float | None = None) -> NamedArrays:
         """The next batch; begins to make the one after it. `WaitTimeout` when it is not ready in time."""
         tick = self._ticks
         if self._tick != tick:
@@ -79,7 +80,7 @@ class ReplayPipeline(ClosesOnExit):
         self.start_prepare(self._ticks, self._sample_count)
         return batch
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[NamedArrays]:
         while not self._thread.closed:
             yield self.next()
 
@@ -116,7 +117,7 @@ class ReplayPipeline(ClosesOnExit):
             self._wait(timeout)
         return True
 
-    def sample_large_batch(self, tick_id: int, sample_count: int, timeout: float | None = None) -> dict[str, Any]:
+    def sample_large_batch(self, tick_id: int, sample_count: int, timeout: float | None = None) -> NamedArrays:
         """The batch of a tick: the same one until `after_tick`."""
         self._check(sample_count)
         if self._in_use is not None:
@@ -134,10 +135,10 @@ class ReplayPipeline(ClosesOnExit):
             self._in_use[1].release()
             self._in_use = None
 
-    def _take(self, tick_id: int, timeout: float | None) -> dict[str, Any]:
+    def _take(self, tick_id: int, timeout: float | None) -> NamedArrays:
         slot = self._wait(timeout)
         self._thread.swap()
-        batch = dict(slot.fields)  # The learner may replace fields in it; the slot keeps its own.
+        batch = NamedArrays(slot.fields)  # The learner may replace fields in it; the slot keeps its own.
         self._tick, self._in_use = None, (tick_id, slot, batch)
         slot.arrive()
         return batch
@@ -165,7 +166,7 @@ class ReplayPipeline(ClosesOnExit):
 
     def __repr__(self) -> str:
         state = "closed" if self._thread.closed else f"tick {self._tick}"
-        return f"<ReplayPipeline of '{self._buffer.name}' {self._sample_count} rows on {self.device}, {state}>"
+        return f"<ReplayPipeline of '{self._buffer.name}' {self._sample_count} rows on {self.device or 'cpu'}, {state}>"
 
 
 class _BatchThread:
@@ -289,15 +290,15 @@ class _DeviceSlot(_Slot):
         self.used.record(torch.cuda.current_stream(self.block.device))
 
 
-def _slot(layout: RowLayout, rows: int, device: str) -> _Slot:
-    if device == "cpu":
-        host = Batch.empty(layout, rows)
+def _slot(layout: RowLayout, rows: int, device: str | None) -> _Slot:
+    if device is None or device == "cpu":
+        host = Batch.empty(layout, rows, device)
         return _Slot(host, host)
     torch: Any = importlib.import_module("torch")  # Its streams and events are untyped.
     place = torch.device(device)
     if place.type != "cuda":
         raise InvalidArgument(f"device is {device!r}; a pipeline makes batches on 'cpu' or on a CUDA device")
-    host = Batch.empty(layout, rows, pinned=True)
+    host = Batch.empty(layout, rows, device)
     block = torch.empty(len(host.block), dtype=torch.uint8, device=place)
     with torch.cuda.device(block.device):
         stream, copied, used = torch.cuda.Stream(), torch.cuda.Event(), torch.cuda.Event()
