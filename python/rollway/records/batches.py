@@ -48,6 +48,14 @@ class PaddedBatch:
         """Copies as arrays of JAX on a device, which never change."""
         return PaddedBatch(*_jax(device, self.fields, self.mask, self.lengths))
 
+    def _arrays(self) -> list[Any]:
+        return [*self.fields.values(), self.mask, self.lengths]
+
+    def _of(self, arrays: list[Any]) -> PaddedBatch:
+        """The same batch of other arrays, in the order of `_arrays`."""
+        *fields, mask, lengths = arrays
+        return PaddedBatch(dict(zip(self.fields, fields, strict=True)), mask, lengths)
+
 
 @dataclass(frozen=True)
 class PackedBatch:
@@ -81,6 +89,14 @@ class PackedBatch:
         """Copies as arrays of JAX on a device, which never change."""
         fields, cu_seqlens = _jax(device, self.fields, self.cu_seqlens)
         return PackedBatch(fields, cu_seqlens, self.max_length)
+
+    def _arrays(self) -> list[Any]:
+        return [*self.fields.values(), self.cu_seqlens]
+
+    def _of(self, arrays: list[Any]) -> PackedBatch:
+        """The same batch of other arrays, in the order of `_arrays`."""
+        *fields, cu_seqlens = arrays
+        return PackedBatch(dict(zip(self.fields, fields, strict=True)), cu_seqlens, self.max_length)
 
 
 def pad(
@@ -119,7 +135,7 @@ def pad(
         raise InvalidArgument(f"side is {side!r}; it must be 'right' or 'left'")
     if fill is not None and not isinstance(fill, Mapping):
         raise InvalidArgument(f"fill is {fill!r:.50}; give it by leaf, like {{'tokens': -1}}")
-    table = _Table(records, leaves)
+    table = RecordRows(records, leaves)
     table.check_ragged(fill or ())
     measure = table.ragged(by)
     made, fields = _Outputs(out), {}
@@ -162,7 +178,7 @@ def pack(
     >>> batch.fields["tokens"].tolist(), batch.cu_seqlens.tolist()
     ([0, 0, 1, 2], [0, 1, 4])
     """
-    table = _Table(records, leaves)
+    table = RecordRows(records, leaves)
     measure = table.ragged(by)
     longest, total = table.native.extent(table.index(measure))
     if total > _MAX_TOKENS:
@@ -194,12 +210,12 @@ def token_batches(
         raise InvalidArgument(f"layout is {layout!r}; it must be 'padded' or 'packed'")
     if not records:
         return []
-    table = _Table(records, None)
+    table = RecordRows(records, None)
     spans = plan_budget(table.lengths(table.ragged(by)).tolist(), budget, layout == "packed")
     return [table.records[first:end] for first, end in spans]
 
 
-class _Table:
+class RecordRows:
     """Records of one schema, and the leaves that the batch has."""
 
     schema: RecordSchema
@@ -218,6 +234,7 @@ class _Table:
         self.leaves = self.schema.leaves if leaves is None else tuple(self.schema[name] for name in leaves)
 
     def index(self, leaf: Leaf) -> int:
+        """The place of a leaf in the schema."""
         return self.schema.leaves.index(leaf)
 
     def ragged(self, by: str | None) -> Leaf:
@@ -238,6 +255,7 @@ class _Table:
         return len(self.records)
 
     def lengths(self, leaf: Leaf) -> Array:
+        """How long each record is in a leaf."""
         lengths = np.empty(len(self.records), np.int64)
         self.native.lengths(self.index(leaf), lengths)
         return lengths

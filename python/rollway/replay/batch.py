@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from rollway.device.block import BlockLayout, PlacedArray
 from rollway.errors import InvalidArgument
 from rollway.schema.named_arrays import NamedArrays
 from rollway.schema.record import RecordSchema
@@ -33,6 +34,7 @@ class RowLayout:
             self.offsets.append(end)
             end += leaf.row_bytes
         self.row_bytes = _rounded(end, math.lcm(*(leaf.dtype.itemsize for leaf in schema.values())))
+        self._last: tuple[int, BlockLayout] | None = None  # most callers ask for the same number of rows again
 
     @property
     def native(self) -> list[tuple[np.dtype[Any], list[int], int, int]]:
@@ -40,28 +42,30 @@ class RowLayout:
         leaves = zip(self.schema.values(), self.offsets, strict=True)
         return [(leaf.dtype, list(leaf.shape), leaf.row_bytes, offset) for leaf, offset in leaves]
 
-    def arrays(self, block: np.ndarray[Any, Any]) -> dict[str, Any]:
-        """The fields of a block of bytes, as numpy arrays."""
-        rows = len(block) // self.row_bytes
-        fields = {}
+    def of_rows(self, rows: int) -> BlockLayout:
+        """Where the fields are in a block of so many rows."""
+        if self._last is not None and self._last[0] == rows:
+            return self._last[1]
+        placed = []
         for leaf, offset in zip(self.schema.values(), self.offsets, strict=True):
             strides = (self.row_bytes, *_inner(leaf.shape, leaf.dtype.itemsize))
-            fields[leaf.name] = np.ndarray((rows, *leaf.shape), leaf.dtype, block, offset, strides)
-        return fields
+            placed.append(PlacedArray((leaf.name,), leaf.dtype, (rows, *leaf.shape), strides, offset))
+        layout = BlockLayout(placed, rows * self.row_bytes, self._named)
+        self._last = rows, layout
+        return layout
 
-    def tensors(self, block: Any) -> dict[str, Any]:
+    def _named(self, arrays: list[Any]) -> NamedArrays:
+        return NamedArrays(zip(self.schema, arrays, strict=True))
+
+    def arrays(self, block: np.ndarray[Any, Any]) -> NamedArrays:
+        """The fields of a block of bytes, as numpy arrays."""
+        return self._named(self.of_rows(len(block) // self.row_bytes).over(block))
+
+    def tensors(self, block: Any) -> NamedArrays:
         """The fields of a tensor of bytes."""
-        from rollway.torch.tensors import torch_dtype
+        from rollway.torch.tensors import BlockTensors
 
-        rows = len(block) // self.row_bytes
-        flat: dict[Any, Any] = {}
-        fields = {}
-        for leaf, offset in zip(self.schema.values(), self.offsets, strict=True):
-            dtype, size = torch_dtype(leaf.dtype, (leaf.name,)), leaf.dtype.itemsize
-            if dtype not in flat:
-                flat[dtype] = block.view(dtype)
-            strides = (self.row_bytes // size, *_inner(leaf.shape, 1))
-            fields[leaf.name] = flat[dtype].as_strided((rows, *leaf.shape), strides, offset // size)
+        fields: NamedArrays = BlockTensors.of(self.of_rows(len(block) // self.row_bytes)).over(block)
         return fields
 
 

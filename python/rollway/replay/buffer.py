@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 import numpy as np
 
 from rollway._core import Table, table_bytes
+from rollway.device import Framework, device_batches
 from rollway.errors import InvalidArgument, SchemaMismatch, SegmentDamaged, WaitTimeout
 from rollway.replay.batch import Batch, RowLayout, StagedCopies, as_host_array, device_name, fill_field_by_field
+from rollway.replay.device_source import TransitionSource
 from rollway.schema.arrays import fitted
 from rollway.schema.leaves import Leaf
 from rollway.schema.pytree import explained
@@ -244,6 +246,26 @@ class TransitionBuffer(ClosesOnExit):
             )
         self._table.sample_fields(batch_size, tuple(as_host_array(out[field]) for field in self._schema))
         return out
+
+    def device_iter(
+        self, batch_size: int, device: Any = "cuda", *, depth: int = 3, framework: Framework = "torch"
+    ) -> Iterator[Any]:
+        """Yields drawn batches on ``device``, until the buffer is closed. You may keep them.
+
+        Each is drawn into page-locked memory, and crosses to a GPU in one asynchronous copy while you compute on the
+        last one: see `Server.device_iter` for the other arguments. It draws up to ``depth`` batches ahead of their use.
+        An empty buffer raises `BufferEmpty`: call `wait_for` before.
+
+        >>> import numpy as np
+        >>> with TransitionBuffer(100, obs_dim=2, action_dim=1) as buffer:
+        ...     ones = np.ones((4, 2), np.float32)
+        ...     buffer.add(ones, ones[:, :1], ones[:, 0], ones, ones[:, 0], ones[:, 0])
+        ...     batch = next(buffer.device_iter(8, "cpu"))
+        ...     batch["obs"].shape, batch["obs"].sum()
+        (torch.Size([8, 2]), tensor(16.))
+        """
+        source = TransitionSource(self, _positive("batch_size", batch_size))
+        return device_batches(source, device, depth, framework)
 
     def reseed(self, seed: int | None) -> None:
         """Begins a new sequence of draws."""

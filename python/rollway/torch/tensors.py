@@ -10,6 +10,7 @@ import optree
 import torch
 
 from rollway._core import writable_view
+from rollway.device.block import BlockLayout
 from rollway.errors import MissingExtra, SchemaMismatch
 from rollway.schema.pytree import NAMESPACE, path_text
 
@@ -52,6 +53,32 @@ def _dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
     # Of the dtypes that are not numpy's own (they are ml_dtypes') torch has those in memory as they are.
     usable = dtype.isbuiltin == 1 or dtype.name.startswith(("bfloat16", "float8"))
     return found if usable and isinstance(found, torch.dtype) else None
+
+
+class BlockTensors:
+    """The tensors of a batch that lies in one block."""
+
+    def __init__(self, layout: BlockLayout) -> None:
+        self._build = layout.build
+        self._placed = []
+        for path, dtype, shape, strides, offset in layout.arrays:
+            size = dtype.itemsize
+            steps = tuple(stride // size for stride in strides)
+            self._placed.append((torch_dtype(dtype, path), shape, steps, offset // size))
+        self._dtypes = {dtype for dtype, *_ in self._placed}
+
+    @classmethod
+    def of(cls, layout: BlockLayout) -> BlockTensors:
+        """Those of a layout, worked out once."""
+        if layout.tensors is None:
+            layout.tensors = cls(layout)
+        tensors: BlockTensors = layout.tensors
+        return tensors
+
+    def over(self, block: torch.Tensor) -> Any:
+        """The batch in a block of bytes, on any device."""
+        flat = {dtype: block.view(dtype) for dtype in self._dtypes}
+        return self._build([flat[dtype].as_strided(shape, steps, first) for dtype, shape, steps, first in self._placed])
 
 
 def _tensor(path: tuple[Any, ...], array: Any) -> Any:

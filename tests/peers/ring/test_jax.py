@@ -83,3 +83,13 @@ def test_a_leaf_that_jax_does_not_have_is_named():
         server.submit({"x": {"name": np.array(b"abc", "S4")}})
         with pytest.raises(rollway.SchemaMismatch, match=r"leaf 'x/name' is \|S4, which JAX does not have"):
             server.sample().jax()
+
+
+def test_device_iter_gives_arrays_of_jax_that_never_change():
+    with rollway.Server({"x": np.zeros((64, 64), np.float32)}, batch_size=1, num_buffers=2) as server:
+        batches, kept = server.device_iter("cuda", framework="jax"), []
+        for i in range(5):
+            server.submit({"x": np.full((64, 64), i, np.float32)})
+            kept.append(next(batches)["x"])
+        assert [float(array.min()) for array in kept] == [float(array.max()) for array in kept] == [0, 1, 2, 3, 4]
+        assert isinstance(kept[0], jax.Array) and server.stats()["held_batches"] == 0
