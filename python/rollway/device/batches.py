@@ -47,7 +47,12 @@ class DeviceBatches(Iterator[Any]):
                 break
             if host is None:
                 break
-            self._pending.append(self._started(host))
+            try:
+                self._pending.append(self._started(host))
+            except BaseException:
+                if host.sample is not None:
+                    host.sample.release()
+                raise
         if not self._pending:
             raise StopIteration
         return self._arrived(self._pending.popleft())

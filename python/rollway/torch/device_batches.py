@@ -118,4 +118,4 @@ class _CudaBatches(DeviceBatches):
 
 
 def _warn_of_slow_copies(error: RuntimeError) -> None:
-    warnings.warn(f"batches are not in page-locked memory, so copies to the GPU are slower: {error}", stacklevel=5)
+    warnings.warn(f"batches are not in page-locked memory, so copies to the GPU are slower: {error}", stacklevel=6)

@@ -135,6 +135,8 @@ def test_device_iter_gives_a_batch_that_was_closed_early_and_odd_shapes():
 
 def test_device_iter_names_a_leaf_that_torch_does_not_have():
     with rollway.Server({"name": np.zeros((), "S4")}, 1) as server:
+        batches = server.device_iter("cpu")
         server.submit({"name": np.array(b"abc", "S4")})
         with pytest.raises(rollway.SchemaMismatch, match=r"leaf 'name' is \|S4, which torch does not have"):
-            next(server.device_iter("cpu"))
+            next(batches)
+        assert server.stats()["held_batches"] == 0, "the room went back"
