@@ -15,7 +15,6 @@ import numpy as np
 
 from rollway.device.block import BlockLayout, PlacedArray
 from rollway.errors import InvalidArgument
-from rollway.schema.named_arrays import NamedArrays
 from rollway.schema.record import RecordSchema
 
 Fill = Callable[[int, "np.ndarray[Any, Any]"], None]
@@ -54,22 +53,22 @@ class RowLayout:
         self._last = rows, layout
         return layout
 
-    def _named(self, arrays: list[Any]) -> NamedArrays:
-        return NamedArrays(zip(self.schema, arrays, strict=True))
+    def _named(self, arrays: list[Any]) -> dict[str, Any]:
+        return dict(zip(self.schema, arrays, strict=True))
 
-    def arrays(self, block: np.ndarray[Any, Any]) -> NamedArrays:
+    def arrays(self, block: np.ndarray[Any, Any]) -> dict[str, Any]:
         """The fields of a block of bytes, as numpy arrays."""
         return self._named(self.of_rows(len(block) // self.row_bytes).over(block))
 
-    def tensors(self, block: Any) -> NamedArrays:
+    def tensors(self, block: Any) -> dict[str, Any]:
         """The fields of a tensor of bytes."""
         from rollway.torch.tensors import BlockTensors
 
-        fields: NamedArrays = BlockTensors.of(self.of_rows(len(block) // self.row_bytes)).over(block)
+        fields: dict[str, Any] = BlockTensors.of(self.of_rows(len(block) // self.row_bytes)).over(block)
         return fields
 
 
-class Batch(NamedArrays):
+class Batch(dict[str, Any]):
     """A sampled batch: an array for each field, all of them views into one ``block`` of packed rows on the host.
 
     The caller may replace fields. A copy of a batch, or a pickled one, has no block.
@@ -94,6 +93,26 @@ class Batch(NamedArrays):
             return cls(layout.arrays(block), layout, block)
         tensor = _torch().empty(nbytes, dtype=_torch().uint8, pin_memory=device.startswith("cuda"))
         return cls(layout.tensors(tensor), layout, tensor.numpy())
+
+    def torch(self) -> dict[str, Any]:
+        """The same memory as torch tensors."""
+        from rollway.torch import as_tensors
+
+        tensors: dict[str, Any] = as_tensors(dict(self))
+        return tensors
+
+    def tensordict(self) -> Any:
+        """The same memory as a `TensorDict` with a row for each transition. Needs the package tensordict."""
+        from rollway.torch import as_tensordict
+
+        return as_tensordict(dict(self), len(next(iter(self.values()))))
+
+    def jax(self, device: Any = None) -> dict[str, Any]:
+        """Copies as arrays of JAX on a device, which never change."""
+        from rollway.jax import as_arrays
+
+        arrays: dict[str, Any] = as_arrays(dict(self), device)
+        return arrays
 
     def takes(self, layout: RowLayout, rows: int) -> bool:
         """Whether so many rows of this layout, written to the block, are what the fields show."""

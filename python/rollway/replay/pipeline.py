@@ -17,7 +17,6 @@ from typing import Any
 from rollway.errors import ConnectionClosedError, InvalidArgument, NotInThisProcess, WaitTimeout
 from rollway.replay.batch import Batch, Fill, RowLayout, device_name
 from rollway.replay.buffer import TransitionBuffer
-from rollway.schema.named_arrays import NamedArrays
 from rollway.segment.closes_on_exit import ClosesOnExit
 
 
@@ -62,14 +61,14 @@ class ReplayPipeline(ClosesOnExit):
         slots = [_slot(replay_buffer.layout, sample_count, self.device) for _ in range(2)]
         self._thread = _BatchThread(replay_buffer.fill, sample_count, slots)
         self._tick: int | None = None
-        self._in_use: tuple[int, _Slot, NamedArrays] | None = None
+        self._in_use: tuple[int, _Slot, dict[str, Any]] | None = None
         self._ticks = 0
         self._pid = os.getpid()
         self._end = weakref.finalize(self, self._thread.close)
 
     # ── one batch after the other ──────────────────────────────────────────────────────────────────────────────────
 
-    def next(self, timeout: float | None = None) -> NamedArrays:
+    def next(self, timeout: float | None = None) -> dict[str, Any]:
         """The next batch; begins to make the one after it. `WaitTimeout` when it is not ready in time."""
         tick = self._ticks
         if self._tick != tick:
@@ -80,7 +79,7 @@ class ReplayPipeline(ClosesOnExit):
         self.start_prepare(self._ticks, self._sample_count)
         return batch
 
-    def __iter__(self) -> Iterator[NamedArrays]:
+    def __iter__(self) -> Iterator[dict[str, Any]]:
         while not self._thread.closed:
             yield self.next()
 
@@ -117,7 +116,7 @@ class ReplayPipeline(ClosesOnExit):
             self._wait(timeout)
         return True
 
-    def sample_large_batch(self, tick_id: int, sample_count: int, timeout: float | None = None) -> NamedArrays:
+    def sample_large_batch(self, tick_id: int, sample_count: int, timeout: float | None = None) -> dict[str, Any]:
         """The batch of a tick: the same one until `after_tick`."""
         self._check(sample_count)
         if self._in_use is not None:
@@ -135,10 +134,10 @@ class ReplayPipeline(ClosesOnExit):
             self._in_use[1].release()
             self._in_use = None
 
-    def _take(self, tick_id: int, timeout: float | None) -> NamedArrays:
+    def _take(self, tick_id: int, timeout: float | None) -> dict[str, Any]:
         slot = self._wait(timeout)
         self._thread.swap()
-        batch = NamedArrays(slot.fields)  # The learner may replace fields in it; the slot keeps its own.
+        batch = dict(slot.fields)  # The learner may replace fields in it; the slot keeps its own.
         self._tick, self._in_use = None, (tick_id, slot, batch)
         slot.arrive()
         return batch

@@ -29,7 +29,6 @@ from rollway.errors import (
 from rollway.ring.device_source import SampleSource
 from rollway.ring.pinning import pin
 from rollway.schema.leaves import read_leaves
-from rollway.schema.named_arrays import NamedArrays
 from rollway.schema.pytree import Schema, explained
 from rollway.segment.closes_on_exit import ClosesOnExit
 from rollway.segment.naming import auto_name
@@ -309,14 +308,13 @@ class RolloutRing(ClosesOnExit):
             int(info.versions[0]), int(info.producer_ids[0]), int(info.sequences[0]), int(info.committed_ns[0])
         )
 
-    def read_numpy_views(self) -> NamedArrays:
+    def read_numpy_views(self) -> dict[str, Array]:
         """Read-only views of the oldest whole rollout, the same one until `advance_read`.
 
         Copy what you want to keep. A view that you keep after `advance_read` stays whole, but occupies its slot: a slot
-        is used again only when no view of it is left. The same holds for the tensors of ``read_numpy_views().torch()``
-        and ``.tensordict()``; the arrays of ``.jax()`` are copies.
+        is used again only when no view of it is left.
         """
-        views = NamedArrays(self._writable_views())
+        views = self._writable_views()
         for view in views.values():
             view.setflags(write=False)
         return views
@@ -336,6 +334,28 @@ class RolloutRing(ClosesOnExit):
         with torch.no_grad():
             for field, tensor in destination.items():
                 tensor.copy_(torch.from_numpy(views[field]))
+
+    def read_torch_views(self) -> dict[str, Any]:
+        """As `read_numpy_views`, as tensors in the same memory."""
+        from rollway.torch import as_tensors
+
+        views: dict[str, Any] = as_tensors(self._writable_views())
+        return views
+
+    def read_tensordict(self) -> Any:
+        """As `read_numpy_views`, as a `TensorDict` in the same memory, of ``num_envs`` rows if all fields have them."""
+        from rollway.torch import as_tensordict
+
+        views = self._writable_views()
+        of_envs = all(view.shape[:1] == (self.num_envs,) for view in views.values())
+        return as_tensordict(views, *([self.num_envs] if of_envs else []))
+
+    def read_jax(self, device: Any = None) -> dict[str, Any]:
+        """The rollout as new arrays of JAX on a device, which never change."""
+        from rollway.jax import as_arrays
+
+        arrays: dict[str, Any] = as_arrays(self._writable_views(), device)
+        return arrays
 
     def read_torch(self, device: Any) -> dict[str, Any]:
         """The rollout as new tensors on ``device``."""

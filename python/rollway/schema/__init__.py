@@ -5,7 +5,6 @@ leaves.py   what one array is: an example, ``"uint8[84,84]"``, a shape and a dty
 pytree.py   `Schema`: a sample, given as a tree of leaves; the texts of the errors
 record.py   `RecordSchema`: a record, given as a dict of leaves; replay buffers use it too
 arrays.py   conversion of values to arrays
-named_arrays.py   `NamedArrays`: a dict of arrays that torch and JAX can have
 ```
 
 Both compile to a plan that native code walks. The schema of weights is `rollway.weights.tree`.

@@ -40,6 +40,7 @@ def test_drawn_batches_come_as_arrays_of_jax(buffer):
     batch = next(buffer.device_iter(4, "cpu", framework="jax"))
     assert isinstance(batch["obs"], jax.Array) and batch["obs"].tolist() == [[1.0] * 3] * 4
     assert batch.keys() == buffer.schema.keys()
+    assert jax.jit(lambda batch: batch["rewards"].sum())(batch) == 4
 
 
 def test_an_empty_buffer_says_so_and_the_same_iterator_goes_on(buffer):

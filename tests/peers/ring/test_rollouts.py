@@ -21,7 +21,7 @@ def test_a_rollout_becomes_tensors_where_it_lies():
         with ring.writing() as rollout:
             rollout["rewards"][:] = 1
         views = ring.read_numpy_views()
-        tensors, table, arrays = views.torch(), views.tensordict(), views.jax()
+        tensors, table, arrays = ring.read_torch_views(), ring.read_tensordict(), ring.read_jax()
         assert tensors["rewards"].data_ptr() == views["rewards"].ctypes.data == table["rewards"].data_ptr()
         assert not views["rewards"].flags.writeable and table.batch_size == (2,)
         assert isinstance(tensors["obs"], torch.Tensor) and isinstance(arrays["rewards"], jax.Array)
