@@ -10,100 +10,46 @@ processes. A form whose package is not installed is left out, and the table says
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 import rollway
+from harness import forms
+from harness.trajectories import PACED
+from harness.workloads import ENV_STEP
 
 _BURST = 256
-_TOKENS = 2048
 _NUMBERS = 1000
 
 
-class StepTuple(NamedTuple):
-    """A step as a named tuple."""
-
-    obs: Any
-    reward: Any
-    terminated: Any
-
-
-@dataclasses.dataclass
-class StepData:
-    """A step as a dataclass."""
-
-    obs: Any
-    reward: Any
-    terminated: Any
-
-
-@dataclasses.dataclass(slots=True)
-class SlottedStep:
-    """A step as a dataclass with slots."""
-
-    obs: Any
-    reward: Any
-    terminated: Any
-
-
-Form = tuple[Any, Any]
+Case = tuple[Any, Any]
 """The example that a server starts with, and what is sent."""
 
 
-def sample_forms() -> dict[str, Form]:
+def sample_forms() -> dict[str, Case]:
     """One step of an environment, in each form. The first is what the others are compared with."""
-    obs, reward, over = np.ones(4, np.float32), np.float32(1), np.False_
-    plain = {"obs": obs, "reward": np.asarray(reward), "terminated": np.asarray(over)}
-    strided = np.ones((4, 2), np.float32)[:, 0]
-    forms: dict[str, Form] = {
-        "dict of exact arrays": (plain, plain),
-        "float and bool": (plain, {**plain, "reward": 1.0, "terminated": False}),
-        "int for a float": (plain, {**plain, "reward": 1}),
-        "numpy scalars": (plain, {**plain, "reward": np.float32(1), "terminated": np.False_}),
-        "np.float64 for float32": (plain, {**plain, "reward": np.float64(1)}),
-        "0-d array of float64": (plain, {**plain, "reward": np.ones(())}),
-        "strided array": (plain, {**plain, "obs": strided}),
-        "list of numbers": (plain, {**plain, "obs": [1.0, 2.0, 3.0, 4.0]}),
-        "nested dict": (
-            {"step": {"obs": obs, "reward": reward}, "info": {"terminated": over}},
-            {"step": {"obs": obs, "reward": 1.0}, "info": {"terminated": False}},
-        ),
-        "tuple": ((obs, reward, over), (obs, 1.0, False)),
-        "named tuple": (StepTuple(obs, reward, over), StepTuple(obs, 1.0, False)),
-        "dataclass": (StepData(obs, reward, over), StepData(obs, 1.0, False)),
-        "dataclass with slots": (SlottedStep(obs, reward, over), SlottedStep(obs, 1.0, False)),
-    }
-    for name, made in _tensors(plain).items():
-        forms[name] = (plain, made)
-    return forms
+    (step,) = ENV_STEP.samples(0, 1)
+    return {name: (form.arrange(step), form(step)) for name, form in _usable(forms.STEPS).items()}
 
 
-def record_forms() -> dict[str, Form]:
+def record_forms() -> dict[str, Case]:
     """A trajectory of an LLM in each form."""
-    schema = {"tokens": "int32[*]", "logprobs": "float32[*]", "masks": "int8[*]", "score": "float32[]"}
-    plain = {
-        "tokens": np.ones(_TOKENS, np.int32),
-        "logprobs": np.ones(_TOKENS, np.float32),
-        "masks": np.ones(_TOKENS, np.int8),
-        "score": np.ones((), np.float32),
-    }
-    forms: dict[str, Form] = {
-        "dict of exact arrays": (schema, plain),
-        "float score": (schema, {**plain, "score": 1.0}),
-        "int score": (schema, {**plain, "score": 1}),
-        "np.float64 score": (schema, {**plain, "score": np.float64(1)}),
-        "strided tokens": (schema, {**plain, "tokens": np.ones((_TOKENS, 2), np.int32)[:, 0]}),
-    }
-    for name, made in _tensors(plain).items():
-        forms[name] = (schema, made)
-    return forms
+    schema = {"tokens": "int32[*]", "logprobs": "float32[*]", "masks": "int8[*]", "score": "float64[]"}
+    (trajectory,) = PACED.samples(0, 1)
+    return {name: (schema, form(trajectory)) for name, form in _usable(forms.TRAJECTORIES).items()}
 
 
-def list_forms() -> dict[str, Form]:
+def _usable(known: Mapping[str, forms.Form]) -> dict[str, forms.Form]:
+    for name, form in known.items():
+        if reason := form.missing():
+            print(f"{name}: left out, {reason}")
+    return {name: form for name, form in known.items() if form.missing() is None}
+
+
+def list_forms() -> dict[str, Case]:
     """A thousand numbers as an array, and as lists of them."""
     schema = {"numbers": "float32[*]"}
     floats = [float(number) for number in range(_NUMBERS)]
@@ -116,24 +62,6 @@ def list_forms() -> dict[str, Form]:
         "ints": ({"numbers": "int64[*]"}, {"numbers": list(range(_NUMBERS))}),
         "bools": ({"numbers": "bool[*]"}, {"numbers": [True] * _NUMBERS}),
     }
-
-
-def _tensors(plain: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
-    """The same leaves as tensors of torch and as arrays of JAX, where those are installed."""
-    made: dict[str, Any] = {}
-    try:
-        import torch
-
-        made["torch tensors"] = {name: torch.from_numpy(array.copy()) for name, array in plain.items()}
-    except ImportError:
-        print("torch is not installed: left out")
-    try:
-        import jax
-
-        made["JAX arrays"] = {name: jax.numpy.asarray(array) for name, array in plain.items()}
-    except ImportError:
-        print("JAX is not installed: left out")
-    return made
 
 
 def measure_accumulator(seconds: float) -> None:
@@ -158,10 +86,10 @@ def measure_accumulator(seconds: float) -> None:
     _compare({"buffer[i] = x for each leaf": assign, "add of arrays and numbers": add}, seconds)
 
 
-def measure(forms: Mapping[str, Form], open_send: Callable[[Any], Callable[[Any], object]], seconds: float) -> None:
+def measure(cases: Mapping[str, Case], open_send: Callable[[Any], Callable[[Any], object]], seconds: float) -> None:
     """Prints what a call costs in each form."""
     sends = {}
-    for name, (example, data) in forms.items():
+    for name, (example, data) in cases.items():
         send = open_send(example)
         try:
             send(data)
@@ -217,14 +145,14 @@ def main() -> None:
 
     tables = {
         "ring": ("ring: one step", sample_forms, ring),
-        "records": (f"records: a trajectory of {_TOKENS:,} tokens", record_forms, records),
+        "records": (f"records: a trajectory of {PACED.length:,} tokens", record_forms, records),
         "lists": (f"records: {_NUMBERS:,} numbers", list_forms, records),
     }
     try:
-        for key, (title, forms, open_send) in tables.items():
+        for key, (title, cases, open_send) in tables.items():
             if key in options.only.split(","):
                 print(title)
-                measure(forms(), open_send, options.seconds)
+                measure(cases(), open_send, options.seconds)
         if "accumulator" in options.only.split(","):
             print("TrajectoryAccumulator.add of one step")
             measure_accumulator(options.seconds)

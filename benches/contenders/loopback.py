@@ -26,7 +26,7 @@ _WRITE_BYTES = _READ_BYTES = 64 << 10
 _READ_PARTS = 64  # more of them cost more than they bring
 _CALL_BYTES = 8 << 20  # sent per call into C: some milliseconds, so that the call itself does not count
 _CALL_WRITES = 4096  # and at most so many writes
-_KINDS = {"float32": "f", "int32": "i", "int8": "b"}
+_KINDS = {"float32": "f", "int32": "i", "int8": "b", "bool": "b"}
 Way = Literal["message", "coalesced"]
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from contenders.base import Producer
 from contenders.memcpy import CopyingProducer, Link, Memcpy
-from harness.trajectories import Trajectories
+from harness.trajectories import BUFFER, Trajectories
 
 
 class MemcpyRecords(Memcpy):
     def suits(self, workload: Trajectories) -> bool:
-        return "masks" in workload.example()
+        return workload is not BUFFER
 
     def link(self, workload: Trajectories, producers: int) -> Link:
         return self.region(workload, producers, slots=workload.capacity * producers)

@@ -24,7 +24,7 @@ import numpy as np
 
 from contenders.base import Contender
 from contenders.records import RecordConsumer, RecordProducer
-from harness.trajectories import Trajectories
+from harness.trajectories import BUFFER, Trajectories
 
 SLOTS = 1000  # the proposal's default
 _CONTROL = struct.Struct("4sIIIII")
@@ -166,7 +166,7 @@ class Proposal(Contender):
         self.label = f"the proposal's buffer, {form}"
 
     def suits(self, workload: Trajectories) -> bool:
-        return "masks" not in workload.example()
+        return workload is BUFFER
 
     def link(self, workload: Trajectories, producers: int) -> str:
         return f"proposal-{os.getpid()}-{secrets.token_hex(4)}"

@@ -22,7 +22,8 @@ import numpy as np
 
 from contenders.base import Contender
 from contenders.records import RecordConsumer, RecordProducer
-from harness.trajectories import Trajectories
+from harness import forms
+from harness.trajectories import PACED, Trajectories
 from harness.workloads import Item
 
 _SHM = Path("/dev/shm")
@@ -49,7 +50,7 @@ def lane_bytes(workload: Trajectories, records: int) -> int:
 
 
 class _Sender(RecordProducer):
-    def __init__(self, link: str, workload: Trajectories, index: int, way: Way) -> None:
+    def __init__(self, link: str, workload: Trajectories, index: int, way: Way, form: str = forms.PLAIN) -> None:
         import rollway
 
         super().__init__(workload, index)
@@ -60,13 +61,18 @@ class _Sender(RecordProducer):
             metadata = [json.dumps(each).encode() for each in metadata]
         self._whole = list(zip(self.items, keys, metadata, strict=True))
         self._bare = way.endswith("arrays only")
+        self._data = [forms.TRAJECTORIES[form](item) for item in self.items]
+        self._number = None if form == forms.PLAIN else forms.TRAJECTORIES[form].values
 
     def burst(self) -> None:
         self.renumber()
         send = self._client.send
+        if self._number is not None:
+            for data, item in zip(self._data, self.items, strict=True):
+                data["score"] = self._number({"score": item["score"]})["score"]  # The last one was a copy.
         if self._bare:
-            for item in self.items:
-                send(item)
+            for data in self._data:
+                send(data)
         else:
             for item, key, metadata in self._whole:
                 send(item, key=key, metadata=metadata)
@@ -79,8 +85,8 @@ class _Sender(RecordProducer):
 
 
 class _GroupSender(_Sender):
-    def __init__(self, link: str, workload: Trajectories, index: int, way: Way) -> None:
-        super().__init__(link, workload, index, way)
+    def __init__(self, link: str, workload: Trajectories, index: int, way: Way, form: str = forms.PLAIN) -> None:
+        super().__init__(link, workload, index, way, form)
         groups = [self._whole[first : first + _GROUP] for first in range(0, len(self._whole), _GROUP)]
         self._groups = [tuple(map(list, zip(*group, strict=True))) for group in groups]
 
@@ -169,19 +175,23 @@ class RollwayRecords(Contender):
     package = "rollway"
     module = "rollway"
 
-    def __init__(self, way: Way = "send") -> None:
+    def __init__(self, way: Way = "send", form: str = forms.PLAIN) -> None:
         self.way = way
-        self.label = f"rollway records {way}"
+        self.form = form
+        self.label = f"rollway records {way}" + ("" if form == forms.PLAIN else f", {form}")
+
+    def missing(self) -> str | None:
+        return super().missing() or forms.TRAJECTORIES[self.form].missing()
 
     def suits(self, workload: Trajectories) -> bool:
-        return "masks" in workload.example()
+        return workload is PACED if self.form != forms.PLAIN else "masks" in workload.example()
 
     def link(self, workload: Trajectories, producers: int) -> str:
         return f"bench-{os.getpid()}-{secrets.token_hex(4)}"
 
     def producer(self, link: str, workload: Trajectories, index: int) -> RecordProducer:
         kind = _GroupSender if self.way.startswith("send_many") else _Sender
-        return kind(link, workload, index, self.way)
+        return kind(link, workload, index, self.way, self.form)
 
     def consumer(self, link: str, workload: Trajectories, producers: int) -> RecordLearner:
         from rollway import ShmTransport

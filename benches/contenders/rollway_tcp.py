@@ -9,21 +9,18 @@ from __future__ import annotations
 
 from typing import Literal
 
-from contenders.base import Contender, Producer, free_port
-from contenders.rollway import Learner, ManySender, Sender
+from contenders.base import Producer, free_port
+from contenders.rollway import InForms, Learner, ManySender, Sender, example
+from harness import forms
 from harness.workloads import Workload
 
 Way = Literal["send", "send_many"]
 
 
-class RollwayTcp(Contender):
-    key = "rollway"
-    package = "rollway"
-    module = "rollway"
-
-    def __init__(self, way: Way = "send") -> None:
+class RollwayTcp(InForms):
+    def __init__(self, way: Way = "send", form: str = forms.PLAIN) -> None:
+        super().__init__(f"rollway TCP {way}", form)
         self.way = way
-        self.label = f"rollway TCP {way}"
 
     def link(self, workload: Workload, producers: int) -> int:
         return free_port()
@@ -32,9 +29,10 @@ class RollwayTcp(Contender):
         from rollway import TcpClient
 
         kinds = {"send": Sender, "send_many": ManySender}
-        return kinds[self.way](TcpClient("127.0.0.1", link, workload.example()), workload, index)
+        client = TcpClient("127.0.0.1", link, example(workload, self.form))
+        return kinds[self.way](client, workload, index, self.form)
 
     def consumer(self, link: int, workload: Workload, producers: int) -> Learner:
         from rollway import TcpTransport
 
-        return Learner(TcpTransport(link), workload)
+        return Learner(TcpTransport(link), workload, self.form)

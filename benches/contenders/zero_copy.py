@@ -9,7 +9,7 @@ from pathlib import Path
 from contenders.base import Contender
 from contenders.proposal import SLOTS, BufferReader, BufferWriter, Form
 from contenders.records import RecordConsumer, RecordProducer
-from harness.trajectories import Trajectories
+from harness.trajectories import BUFFER, Trajectories
 
 _SHM = Path("/dev/shm")
 
@@ -24,7 +24,7 @@ class ZeroCopy(Contender):
         self.label = f"rollway ZeroCopySHMBuffer, {form}"
 
     def suits(self, workload: Trajectories) -> bool:
-        return "masks" not in workload.example()
+        return workload is BUFFER
 
     def link(self, workload: Trajectories, producers: int) -> str:
         return f"bench-{os.getpid()}-{secrets.token_hex(4)}"

@@ -5,7 +5,7 @@ Works on the dict that is written as JSON, as `summary` does. A ratio that lacks
 
 from __future__ import annotations
 
-from harness import assembly, memory
+from harness import assembly, forms, memory
 from harness.summary import Ratio, Record, extra, idle_percent, latency_us, losses, producer_cpu_ns, throughput
 
 
@@ -56,6 +56,7 @@ def ring(record: Record) -> list[Ratio]:
         Ratio("latency, rollway p99 / mp.Queue p99 (bar: 0.33)", _over(p(send, 99), queue), "x"),
         Ratio("latency, rollway p50 / bare futex p50", _over(p(send, 50), p("bare futex in C (floor)", 50)), "x"),
         Ratio("idle, CPU of the waiting consumer (bar: 1 %)", idle_percent(record).median, "% of a core"),
+        *_forms(record, "env_step", send, {name: f"{send}, {name}" for name in forms.STEPS if name != forms.PLAIN}),
     ]
 
 
@@ -97,6 +98,7 @@ def net(record: Record) -> list[Ratio]:
         Ratio("latency, rollway p99 / echo p99", _over(p(send, 99), p(echo, 99)), "x"),
         Ratio("latency, rollway p50 / raw loopback p50", _over(p(send, 50), p(raw, 50)), "x"),
         Ratio("idle, CPU of the waiting learner, 4 silent clients", idle_percent(record).median, "% of a core"),
+        *_forms(record, "env_step", send, {name: f"{send}, {name}" for name in forms.STEPS if name != forms.PLAIN}),
     ]
 
 
@@ -180,7 +182,21 @@ def records(record: Record) -> list[Ratio]:
             add(f"{batch.label}, {form}, of memcpy (bar: 80 %)", _per_cent(times[0], times[1]), "%")
             add(f"{batch.label}, {form}, rollway / torch", _over(times[2], times[1]), "x")
     add("idle, CPU of the waiting consumer, 4 silent producers", idle_percent(record).median, "% of a core")
+    steps = {name: f"rollway records, a step as {name}" for name, form in forms.STEPS.items() if form.arrange is dict}
+    plain_step, plain_trajectory = steps.pop(forms.PLAIN), "rollway records send, arrays only"
+    trajectories = {name: f"{plain_trajectory}, {name}" for name in forms.TRAJECTORIES if name != forms.PLAIN}
+    found += _forms(record, "env_step", plain_step, steps)
+    found += _forms(record, "2048-token", plain_trajectory, trajectories)
     return sorted(found, key=lambda each: "(bar: " not in each.name)  # those with a bar first
+
+
+def _forms(record: Record, workload: str, plain: str, others: dict[str, str]) -> list[Ratio]:
+    """What a send costs its producer in other forms, beside a dict of exact arrays."""
+    cost = {label: producer_cpu_ns(record, label, workload, 1).median for label in (plain, *others.values())}
+    return [
+        Ratio(f"{workload}, producer CPU per send, {form} / {forms.PLAIN}", _over(cost[label], cost[plain]), "x")
+        for form, label in others.items()
+    ]
 
 
 def _p(record: Record, contender: str, percentile: float) -> float | None:

@@ -20,16 +20,18 @@ from contenders.proposal import Proposal
 from contenders.ray_refs import RayRefs
 from contenders.rollway import Rollway
 from contenders.rollway_records import RollwayRecords
+from contenders.rollway_steps import RollwaySteps
 from contenders.rollway_tcp import RollwayTcp
 from contenders.skyrl_generate import SkyrlGenerate
 from contenders.transfer_queue import TransferQueue
 from contenders.zero_copy import ZeroCopy
 from contenders.zmq import Zmq
-from harness import assembly, bars, memory
+from harness import assembly, bars, forms, memory
 from harness.benchmark import Benchmark, Extra
 from harness.trajectories import PACED, TRAJECTORIES
-from harness.workloads import TRAJECTORY, WORKLOADS
+from harness.workloads import ENV_STEP, TRAJECTORY, WORKLOADS
 
+OTHER_STEPS = [form for form in forms.STEPS if form != forms.PLAIN]
 RING = Benchmark(
     stem="ring",
     title="Ring benchmark",
@@ -37,6 +39,7 @@ RING = Benchmark(
     throughput=(
         Memcpy(),
         Rollway("send"),
+        *(Rollway("send", form) for form in OTHER_STEPS),
         Rollway("send_many"),
         Rollway("reserve"),
         Naive(),
@@ -72,6 +75,7 @@ NET = Benchmark(
         Loopback("message"),
         Loopback("coalesced"),
         RollwayTcp("send"),
+        *(RollwayTcp("send", form) for form in OTHER_STEPS),
         RollwayTcp("send_many"),
         Zmq("tcp"),
         Echo(),
@@ -92,6 +96,8 @@ RECORDS = Benchmark(
         RollwayRecords("send"),
         RollwayRecords("send, metadata as bytes"),
         RollwayRecords("send, arrays only"),
+        *(RollwayRecords("send, arrays only", form) for form in forms.TRAJECTORIES if form != forms.PLAIN),
+        *(RollwaySteps(name) for name, form in forms.STEPS.items() if form.arrange is dict),
         RollwayRecords("send_many, groups of 8"),
         RollwayRecords("send_many, groups of 8, arrays only"),
         ZeroCopy("arrays"),
@@ -118,7 +124,7 @@ RECORDS = Benchmark(
     ),
     idle=RollwayRecords("send"),
     ratios=bars.records,
-    workloads=TRAJECTORIES,
+    workloads={**TRAJECTORIES, ENV_STEP.name: ENV_STEP},
     paced=PACED,
     extras=(
         Extra("memory", memory.CONTENDERS, memory.measure, memory.tabulate),

@@ -1,4 +1,4 @@
-"""The three things a learner is fed with, as numpy samples: an LLM trajectory, a transition, a rollout.
+"""What a learner is fed with, as numpy samples: an LLM trajectory, a transition, a rollout, a step of an environment.
 
 A workload fixes the shapes, the ring geometry (batch, buffers) and how many distinct source samples a
 producer rotates through, so that every contender reads the same amount of memory. It knows nothing of how
@@ -101,4 +101,17 @@ ROLLOUT = Workload(
     batch=32,
     buffers=3,
 )
-WORKLOADS = {workload.name: workload for workload in (TRAJECTORY, TRANSITION, ROLLOUT)}
+ENV_STEP = Workload(
+    "env_step",
+    (
+        Leaf("obs", "float32", (4,)),
+        Leaf("reward", "float32", ()),
+        Leaf("terminated", "bool", ()),
+        Leaf("truncated", "bool", ()),
+        Leaf("lives", "int32", ()),
+    ),
+    batch=256,
+    buffers=8,
+)
+"""What `env.step` gives, as arrays. `harness.forms` has it as a user has it, with `lives` in a dict of its own."""
+WORKLOADS = {workload.name: workload for workload in (TRAJECTORY, TRANSITION, ROLLOUT, ENV_STEP)}

@@ -5,7 +5,7 @@ here                   stands on                            what it adds
 `SharedWeightSync`     `rollway.weights.WeightSync`         ``create``, ``shm_name``, ``lock``
 `SharedObsNormStats`   `rollway.weights.ObsNormStats`       ``ctx``
 `RolloutRingBuffer`    `rollway.ring.RolloutRing`           ``create``, ``shm_name_prefix``; `name` is a dict
-`ReplayBuffer`         `rollway.replay.TransitionBuffer`    ``defer_gpu``, ``packed_cpu_storage``; `size` and `ptr`
+`ReplayBuffer`         `rollway.replay.TransitionBuffer`    ``defer_gpu``, ``packed_cpu_storage``; `size`, `ptr`; torch
 `AsyncRunner`          `rollway.runner.Runner`              the settings that a subclass reads
 ```
 
@@ -205,7 +205,8 @@ class ReplayBuffer(TransitionBuffer):
         capacity: Transitions.
         obs_dim: Numbers in an observation.
         action_dim: Numbers in an action.
-        device: Where `sample` puts its batches: a name, or a `torch.device`.
+        device: Where `sample` puts its batches, as torch tensors (numpy arrays where torch is not installed): a name,
+            or a `torch.device`.
         defer_gpu: Accepted, and not used: the device is never touched before the first `sample`.
         critic_dim: Numbers in an observation for the critic; 0 for none.
         packed_cpu_storage: Accepted, and not used: rows are always packed.
@@ -225,6 +226,11 @@ class ReplayBuffer(TransitionBuffer):
         **options: Unpack[ReplayOptions],
     ) -> None:
         super().__init__(capacity, obs_dim, action_dim, device, critic_dim=critic_dim, **options)
+
+    @classmethod
+    def attach(cls, name: str, device: Any = "cpu", *, seed: int | None = None) -> Self:
+        """As `TransitionBuffer.attach`; gives torch tensors, too."""
+        return super().attach(name, device, seed=seed)
 
     @property
     def size(self) -> np.ndarray[Any, np.dtype[np.int64]]:

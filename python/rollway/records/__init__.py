@@ -8,6 +8,7 @@ async_sends.py  the asyncio versions of the clients' sends
 key.py          `RecordKey`, `GroupKey`: which trajectory a record is
 metadata.py     what a record says besides its arrays, as bytes
 batches.py      many records as one padded or packed batch
+device_source.py   batches of records and of groups for a device
 groups.py       `GroupAssembler`: records that belong together
 ```
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -36,7 +36,25 @@ class PaddedBatch:
 
     def torch(self) -> PaddedBatch:
         """The same memory as torch tensors."""
-        return PaddedBatch(_tensors(self.fields), _tensor(self.mask), _tensor(self.lengths))
+        return PaddedBatch(*_torch(self.fields, self.mask, self.lengths))
+
+    def tensordict(self) -> Any:
+        """The same memory as a `TensorDict` of B rows: the fields, ``mask`` and ``lengths``. Needs tensordict."""
+        from rollway.torch import as_tensordict
+
+        return as_tensordict(_merged(self.fields, mask=self.mask, lengths=self.lengths), len(self.lengths))
+
+    def jax(self, device: Any = None) -> PaddedBatch:
+        """Copies as arrays of JAX on a device, which never change."""
+        return PaddedBatch(*_jax(device, self.fields, self.mask, self.lengths))
+
+    def _arrays(self) -> list[Any]:
+        return [*self.fields.values(), self.mask, self.lengths]
+
+    def _of(self, arrays: list[Any]) -> PaddedBatch:
+        """The same batch of other arrays, in the order of `_arrays`."""
+        *fields, mask, lengths = arrays
+        return PaddedBatch(dict(zip(self.fields, fields, strict=True)), mask, lengths)
 
 
 @dataclass(frozen=True)
@@ -55,7 +73,30 @@ class PackedBatch:
 
     def torch(self) -> PackedBatch:
         """The same memory as torch tensors."""
-        return PackedBatch(_tensors(self.fields), _tensor(self.cu_seqlens), self.max_length)
+        fields, cu_seqlens = _torch(self.fields, self.cu_seqlens)
+        return PackedBatch(fields, cu_seqlens, self.max_length)
+
+    def tensordict(self) -> Any:
+        """The same memory as a `TensorDict` of the fields and ``cu_seqlens``. Needs tensordict.
+
+        It has no batch dimension, because its tensors have different numbers of rows.
+        """
+        from rollway.torch import as_tensordict
+
+        return as_tensordict(_merged(self.fields, cu_seqlens=self.cu_seqlens))
+
+    def jax(self, device: Any = None) -> PackedBatch:
+        """Copies as arrays of JAX on a device, which never change."""
+        fields, cu_seqlens = _jax(device, self.fields, self.cu_seqlens)
+        return PackedBatch(fields, cu_seqlens, self.max_length)
+
+    def _arrays(self) -> list[Any]:
+        return [*self.fields.values(), self.cu_seqlens]
+
+    def _of(self, arrays: list[Any]) -> PackedBatch:
+        """The same batch of other arrays, in the order of `_arrays`."""
+        *fields, cu_seqlens = arrays
+        return PackedBatch(dict(zip(self.fields, fields, strict=True)), cu_seqlens, self.max_length)
 
 
 def pad(
@@ -94,7 +135,7 @@ def pad(
         raise InvalidArgument(f"side is {side!r}; it must be 'right' or 'left'")
     if fill is not None and not isinstance(fill, Mapping):
         raise InvalidArgument(f"fill is {fill!r:.50}; give it by leaf, like {{'tokens': -1}}")
-    table = _Table(records, leaves)
+    table = RecordRows(records, leaves)
     table.check_ragged(fill or ())
     measure = table.ragged(by)
     made, fields = _Outputs(out), {}
@@ -137,7 +178,7 @@ def pack(
     >>> batch.fields["tokens"].tolist(), batch.cu_seqlens.tolist()
     ([0, 0, 1, 2], [0, 1, 4])
     """
-    table = _Table(records, leaves)
+    table = RecordRows(records, leaves)
     measure = table.ragged(by)
     longest, total = table.native.extent(table.index(measure))
     if total > _MAX_TOKENS:
@@ -169,12 +210,12 @@ def token_batches(
         raise InvalidArgument(f"layout is {layout!r}; it must be 'padded' or 'packed'")
     if not records:
         return []
-    table = _Table(records, None)
+    table = RecordRows(records, None)
     spans = plan_budget(table.lengths(table.ragged(by)).tolist(), budget, layout == "packed")
     return [table.records[first:end] for first, end in spans]
 
 
-class _Table:
+class RecordRows:
     """Records of one schema, and the leaves that the batch has."""
 
     schema: RecordSchema
@@ -193,6 +234,7 @@ class _Table:
         self.leaves = self.schema.leaves if leaves is None else tuple(self.schema[name] for name in leaves)
 
     def index(self, leaf: Leaf) -> int:
+        """The place of a leaf in the schema."""
         return self.schema.leaves.index(leaf)
 
     def ragged(self, by: str | None) -> Leaf:
@@ -213,6 +255,7 @@ class _Table:
         return len(self.records)
 
     def lengths(self, leaf: Leaf) -> Array:
+        """How long each record is in a leaf."""
         lengths = np.empty(len(self.records), np.int64)
         self.native.lengths(self.index(leaf), lengths)
         return lengths
@@ -284,15 +327,23 @@ def _fill(leaf: Leaf, value: Any) -> bytes:
     return item.tobytes()
 
 
-def _tensor(array: Any) -> Any:
-    import torch
+def _torch(*trees: Any) -> Iterator[Any]:
+    from rollway.torch import as_tensors
 
-    if not isinstance(array, np.ndarray):
-        return array
-    if array.dtype.name == "bfloat16":  # numpy's name for it is ml_dtypes'; torch has its own
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
+    return map(as_tensors, trees)
 
 
-def _tensors(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: _tensor(array) for name, array in fields.items()}
+def _jax(device: Any, *trees: Any) -> Iterator[Any]:
+    from rollway.jax import as_arrays
+
+    return (as_arrays(tree, device) for tree in trees)
+
+
+def _merged(fields: dict[str, Any], **others: Any) -> dict[str, Any]:
+    """The fields and what the batch has beside them, in one dict."""
+    if taken := sorted(fields.keys() & others.keys()):
+        raise SchemaMismatch(
+            f"leaf '{taken[0]}' has the name that the batch's own {taken[0]} gets in the TensorDict: leave it out with "
+            "leaves=…, or use torch()"
+        )
+    return {**fields, **others}

@@ -1,7 +1,7 @@
 """GroupAssembler: collects the records of a group, and decides what happens to incomplete groups.
 
-It neither reads nor waits: add what `RecordServer.read` returns, and pop the groups that are ready. `Assembler` is
-native.
+Add what `RecordServer.read` returns, and pop the groups that are ready. Only `device_iter` reads and waits by itself.
+`Assembler` is native.
 """
 
 from __future__ import annotations
@@ -10,12 +10,17 @@ import operator
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from rollway._core import Assembler, Group, Record
 from rollway.deprecation import renamed_arguments
+from rollway.device import Framework, device_batches
 from rollway.errors import InvalidArgument
+from rollway.records.device_source import BatchOptions, GroupSource, Layout, RecordGatherer
 from rollway.records.key import GroupKey, RecordKey
+
+if TYPE_CHECKING:
+    from rollway.records.server import RecordServer
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,33 @@ class GroupAssembler(Assembler):
         """Treats the rest of a group as tombstones. Does nothing for an unknown or finished group."""
         group = key.group if isinstance(key, RecordKey) else key
         self.tombstone_rest(group.whole.pack(), reason)
+
+    def device_iter(
+        self,
+        server: RecordServer,
+        device: Any = "cuda",
+        *,
+        layout: Layout = "padded",
+        depth: int = 3,
+        framework: Framework = "torch",
+        **options: Unpack[BatchOptions],
+    ) -> Iterator[tuple[Group, Any]]:
+        """Reads a server's records, and yields pairs: a group, and its batch on ``device``; until they are shut down.
+
+        As `RecordServer.device_iter`, with one group for each batch. The group has the keys and the metadata; its
+        records stay where they are until you let go of it. Groups without records are left out. The newest version is
+        the one that the server has published, if it has.
+
+        >>> import rollway
+        >>> with rollway.RecordServer({"tokens": "int32[*]"}) as server:
+        ...     for repetition in (1, 0):
+        ...         key = rollway.RecordKey("run1", "train", 0, "task-7", repetition)
+        ...         _ = server.submit({"tokens": [repetition]}, key=key)
+        ...     group, batch = next(GroupAssembler(size=2).device_iter(server, "cpu"))
+        ...     group.key.instance_id, batch.fields["tokens"].tolist()
+        ('task-7', [[0], [1]])
+        """
+        return device_batches(GroupSource(server, self, RecordGatherer(layout, options)), device, depth, framework)
 
     def __iter__(self) -> Iterator[Group]:
         """The groups that are ready now."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from rollway._core import Record, RecordConsumer, RecordProducer
+from rollway.device import Framework, device_batches
 from rollway.errors import ConnectionClosedError, ForeignSchema, InvalidArgument, WaitTimeout
+from rollway.records.device_source import BatchOptions, Layout, RecordGatherer, RecordSource
 from rollway.records.key import RecordKey
 from rollway.schema.record import RecordSchema
 from rollway.transport.base import RecordIntake, RecordTransport
@@ -168,6 +170,41 @@ class RecordServer(ServerBase):
         while (record := self.read()) is not None:
             yield record
             del record
+
+    def device_iter(
+        self,
+        device: Any = "cuda",
+        *,
+        batch_size: int,
+        layout: Layout = "padded",
+        depth: int = 3,
+        framework: Framework = "torch",
+        **options: Unpack[BatchOptions],
+    ) -> Iterator[Any]:
+        """Yields batches of records on ``device``, until the records are shut down. You may keep them.
+
+        Each is gathered in page-locked memory by native code, and crosses to a GPU in one asynchronous copy while you
+        compute on the last one: see `Server.device_iter` for ``device``, ``depth`` and ``framework``. Tombstones are
+        left out. The last batch may be smaller. Records that the iterator has taken ahead go with it: go on with the
+        same one.
+
+        Args:
+            device: As for `Server.device_iter`.
+            batch_size: Records in a batch.
+            layout: ``"padded"`` gives a `PaddedBatch`, ``"packed"`` a `PackedBatch`.
+            depth: As for `Server.device_iter`.
+            framework: As for `Server.device_iter`.
+            **options: As for `pad` or `pack`: ``leaves``, ``by``; if padded also ``length``, ``side``, ``fill``.
+
+        >>> with RecordServer({"tokens": "int32[*]"}) as server:
+        ...     for n in (1, 3):
+        ...         _ = server.submit({"tokens": list(range(n))})
+        ...     batch = next(server.device_iter("cpu", batch_size=2))
+        >>> batch.fields["tokens"].tolist(), batch.lengths.tolist()
+        ([[0, 0, 0], [0, 1, 2]], [1, 3])
+        """
+        source = RecordSource(self, batch_size, RecordGatherer(layout, options))
+        return device_batches(source, device, depth, framework)
 
     def submit(
         self,

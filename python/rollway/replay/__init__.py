@@ -3,6 +3,7 @@
 ```text
 buffer.py     `TransitionBuffer`: adds transitions, samples batches
 batch.py      the memory of a sampled batch, and its copy to a device
+device_source.py   `TransitionSource`: batches for a device
 pipeline.py   `ReplayPipeline`: keeps the next batch ready
 ```
 """

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from rollway.device.block import BlockLayout, PlacedArray
 from rollway.errors import InvalidArgument
 from rollway.schema.record import RecordSchema
 
@@ -32,6 +33,7 @@ class RowLayout:
             self.offsets.append(end)
             end += leaf.row_bytes
         self.row_bytes = _rounded(end, math.lcm(*(leaf.dtype.itemsize for leaf in schema.values())))
+        self._last: tuple[int, BlockLayout] | None = None  # most callers ask for the same number of rows again
 
     @property
     def native(self) -> list[tuple[np.dtype[Any], list[int], int, int]]:
@@ -39,26 +41,30 @@ class RowLayout:
         leaves = zip(self.schema.values(), self.offsets, strict=True)
         return [(leaf.dtype, list(leaf.shape), leaf.row_bytes, offset) for leaf, offset in leaves]
 
-    def arrays(self, block: np.ndarray[Any, Any]) -> dict[str, Any]:
-        """The fields of a block of bytes, as numpy arrays."""
-        rows = len(block) // self.row_bytes
-        fields = {}
+    def of_rows(self, rows: int) -> BlockLayout:
+        """Where the fields are in a block of so many rows."""
+        if self._last is not None and self._last[0] == rows:
+            return self._last[1]
+        placed = []
         for leaf, offset in zip(self.schema.values(), self.offsets, strict=True):
             strides = (self.row_bytes, *_inner(leaf.shape, leaf.dtype.itemsize))
-            fields[leaf.name] = np.ndarray((rows, *leaf.shape), leaf.dtype, block, offset, strides)
-        return fields
+            placed.append(PlacedArray((leaf.name,), leaf.dtype, (rows, *leaf.shape), strides, offset))
+        layout = BlockLayout(placed, rows * self.row_bytes, self._named)
+        self._last = rows, layout
+        return layout
+
+    def _named(self, arrays: list[Any]) -> dict[str, Any]:
+        return dict(zip(self.schema, arrays, strict=True))
+
+    def arrays(self, block: np.ndarray[Any, Any]) -> dict[str, Any]:
+        """The fields of a block of bytes, as numpy arrays."""
+        return self._named(self.of_rows(len(block) // self.row_bytes).over(block))
 
     def tensors(self, block: Any) -> dict[str, Any]:
         """The fields of a tensor of bytes."""
-        rows = len(block) // self.row_bytes
-        flat: dict[Any, Any] = {}
-        fields = {}
-        for leaf, offset in zip(self.schema.values(), self.offsets, strict=True):
-            dtype, size = _torch_dtype(leaf.dtype), leaf.dtype.itemsize
-            if dtype not in flat:
-                flat[dtype] = block.view(dtype)
-            strides = (self.row_bytes // size, *_inner(leaf.shape, 1))
-            fields[leaf.name] = flat[dtype].as_strided((rows, *leaf.shape), strides, offset // size)
+        from rollway.torch.tensors import BlockTensors
+
+        fields: dict[str, Any] = BlockTensors.of(self.of_rows(len(block) // self.row_bytes)).over(block)
         return fields
 
 
@@ -79,14 +85,34 @@ class Batch(dict[str, Any]):
         self.block = np.empty(0, np.uint8) if block is None else block
 
     @classmethod
-    def empty(cls, layout: RowLayout, rows: int, pinned: bool = False) -> Batch:
-        """Room for so many rows: torch tensors, or numpy arrays where there is no torch."""
+    def empty(cls, layout: RowLayout, rows: int, device: str | None) -> Batch:
+        """Room for so many rows that go to ``device``: numpy arrays for ``None``, or where torch is not installed."""
         nbytes = rows * layout.row_bytes
-        if not has_torch():
+        if device is None or not has_torch():
             block = np.empty(nbytes, np.uint8)
             return cls(layout.arrays(block), layout, block)
-        tensor = _torch().empty(nbytes, dtype=_torch().uint8, pin_memory=pinned)
+        tensor = _torch().empty(nbytes, dtype=_torch().uint8, pin_memory=device.startswith("cuda"))
         return cls(layout.tensors(tensor), layout, tensor.numpy())
+
+    def torch(self) -> dict[str, Any]:
+        """The same memory as torch tensors."""
+        from rollway.torch import as_tensors
+
+        tensors: dict[str, Any] = as_tensors(dict(self))
+        return tensors
+
+    def tensordict(self) -> Any:
+        """The same memory as a `TensorDict` with a row for each transition. Needs the package tensordict."""
+        from rollway.torch import as_tensordict
+
+        return as_tensordict(dict(self), len(next(iter(self.values()))))
+
+    def jax(self, device: Any = None) -> dict[str, Any]:
+        """Copies as arrays of JAX on a device, which never change."""
+        from rollway.jax import as_arrays
+
+        arrays: dict[str, Any] = as_arrays(dict(self), device)
+        return arrays
 
     def takes(self, layout: RowLayout, rows: int) -> bool:
         """Whether so many rows of this layout, written to the block, are what the fields show."""
@@ -100,14 +126,14 @@ class Batch(dict[str, Any]):
 
 def fill_field_by_field(out: dict[str, Any], layout: RowLayout, rows: int, fill: Fill) -> None:
     """Fills host arrays of any strides, by way of a block. Refuses, before it draws, what does not fit."""
-    batch = Batch.empty(layout, rows)
+    batch = Batch.empty(layout, rows, None)
     pairs = []
     for name, field in batch.items():
-        there, here = as_host_array(out.get(name)), as_host_array(field)
-        fits = isinstance(there, np.ndarray) and there.shape == here.shape and there.dtype == here.dtype
+        there = as_host_array(out.get(name))
+        fits = isinstance(there, np.ndarray) and there.shape == field.shape and there.dtype == field.dtype
         if not fits or not there.flags.writeable:
-            raise InvalidArgument(f"out['{name}'] must be an array of {here.dtype}, {list(here.shape)}")
-        pairs.append((there, here))
+            raise InvalidArgument(f"out['{name}'] must be an array of {field.dtype}, {list(field.shape)}")
+        pairs.append((there, field))
     fill(rows, batch.block)
     for there, here in pairs:
         there[...] = here
@@ -128,14 +154,14 @@ class StagedCopies:
         if self._copied is not None:
             self._copied.synchronize()  # The last copy may still read the stage.
         if self._stage is None or not self._stage.takes(self._layout, rows):
-            self._stage = Batch.empty(self._layout, rows, pinned=self._device.type == "cuda")
+            self._stage = Batch.empty(self._layout, rows, str(self._device))
         stage = self._stage
         if out is not None:
             _check_tensors(out, stage)
         fill(rows, stage.block)
         if out is None:
             block = torch.from_numpy(stage.block).to(self._device, non_blocking=True, copy=True)
-            sent = self._layout.tensors(block)
+            sent: dict[str, Any] = Batch(self._layout.tensors(block))
         else:
             for name, tensor in stage.items():
                 out[name].copy_(tensor, non_blocking=True)
@@ -182,16 +208,13 @@ def _inner(shape: tuple[int, ...], step: int) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-@functools.cache
-def _torch_dtype(dtype: np.dtype[Any]) -> Any:
-    try:
-        return getattr(_torch(), dtype.name)
-    except AttributeError:
-        raise InvalidArgument(f"torch has no dtype {dtype.name}: use another one for this field") from None
+def device_name(device: Any) -> str | None:
+    """The name of a device, which may be a `torch.device`; ``"cpu"`` for every spelling of it. Touches no device.
 
-
-def device_name(device: Any) -> str:
-    """The name of a device, which may be a `torch.device`; ``"cpu"`` for every spelling of it. Touches no device."""
+    ``None`` is no device: arrays of numpy.
+    """
+    if device is None:
+        return None
     try:
         name = device if isinstance(device, str) else str(_torch().device(device))
     except (ImportError, RuntimeError, TypeError) as error:

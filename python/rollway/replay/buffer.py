@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 import numpy as np
 
 from rollway._core import Table, table_bytes
+from rollway.device import Framework, device_batches
 from rollway.errors import InvalidArgument, SchemaMismatch, SegmentDamaged, WaitTimeout
 from rollway.replay.batch import Batch, RowLayout, StagedCopies, as_host_array, device_name, fill_field_by_field
+from rollway.replay.device_source import TransitionSource
 from rollway.schema.arrays import fitted
 from rollway.schema.leaves import Leaf
 from rollway.schema.pytree import explained
@@ -42,7 +44,8 @@ class TransitionBuffer(ClosesOnExit):
         capacity: Transitions.
         obs_dim: Numbers in an observation.
         action_dim: Numbers in an action.
-        device: Where `sample` puts its batches: a name, or a `torch.device`. It is not touched before the first one.
+        device: Where `sample` puts its batches, as torch tensors: a name, or a `torch.device`. It is not touched before
+            the first one. Left out, batches are numpy arrays.
         critic_dim: Numbers in an observation for the critic; 0 for none.
         name: What others attach to. Left out, it is automatic, and the memory is freed with its last user.
         fields: More fields, or another dtype and shape for a usual one: ``{"obs": "uint8[84,84]", "step": "int64[]"}``.
@@ -54,7 +57,7 @@ class TransitionBuffer(ClosesOnExit):
         max_peers: How many handles there may be at once, at most 1024.
 
     >>> import numpy as np
-    >>> with TransitionBuffer(1000, obs_dim=3, action_dim=1, device="cpu", seed=0) as buffer:
+    >>> with TransitionBuffer(1000, obs_dim=3, action_dim=1, seed=0) as buffer:
     ...     ones, zeros = np.ones((8, 3), np.float32), np.zeros(8, np.float32)
     ...     buffer.add(ones, ones[:, :1], zeros, 2 * ones, zeros, zeros)
     ...     batch = buffer.sample(32)
@@ -67,7 +70,7 @@ class TransitionBuffer(ClosesOnExit):
         capacity: int,
         obs_dim: int,
         action_dim: int,
-        device: Any = "cpu",
+        device: Any = None,
         *,
         critic_dim: int = 0,
         name: str | None = None,
@@ -96,7 +99,7 @@ class TransitionBuffer(ClosesOnExit):
         self._start(table, layout, device)
 
     @classmethod
-    def attach(cls, name: str, device: Any = "cpu", *, seed: int | None = None) -> Self:
+    def attach(cls, name: str, device: Any = None, *, seed: int | None = None) -> Self:
         """Opens a buffer that another process made, with the fields and the capacity that it has."""
         device = device_name(device)
         text = Table.schema_of(name)
@@ -110,7 +113,7 @@ class TransitionBuffer(ClosesOnExit):
         self._start(table, layout, device)
         return self
 
-    def _start(self, table: Table, layout: RowLayout, device: str) -> None:
+    def _start(self, table: Table, layout: RowLayout, device: str | None) -> None:
         self._table = table
         self._layout = layout
         self._schema = layout.schema
@@ -225,21 +228,23 @@ class TransitionBuffer(ClosesOnExit):
     def sample(self, batch_size: int, out: dict[str, Any] | None = None) -> dict[str, Any]:
         """Draws transitions uniformly, with replacement, and copies them out: ``batch_size`` of each field.
 
-        The arrays are torch tensors on ``device`` (numpy arrays where torch is not installed): views into one block of
-        packed rows, which one copy takes to a GPU. ``out`` takes the result of an earlier call and fills it again,
-        which saves the allocation, also the arrays that you have put into it; or a dict of contiguous arrays, one for
-        each field. An empty buffer raises `BufferEmpty`.
+        The arrays are numpy's, or torch tensors on the buffer's ``device``: views into one block of packed rows, which
+        one copy takes to a GPU. ``sample(…).torch()``, ``.tensordict()`` and ``.jax()`` give the same to those
+        libraries; only JAX gets a copy. ``out`` takes the result of an earlier call and fills it again, which saves the
+        allocation, also the arrays that you have put into it; or a dict of contiguous arrays, one for each field. An
+        empty buffer raises `BufferEmpty`.
         """
-        if type(out) is Batch and self.device == "cpu" and out.takes(self._layout, batch_size):
+        on_host = self.device is None or self.device == "cpu"
+        if type(out) is Batch and on_host and out.takes(self._layout, batch_size):
             self._table.sample(batch_size, out.block)
             return out
         batch_size = _positive("batch_size", batch_size)
-        if self.device != "cpu":
+        if not on_host:
             if self._staged is None:
-                self._staged = StagedCopies(self._layout, self.device)
+                self._staged = StagedCopies(self._layout, str(self.device))
             return self._staged.copy(batch_size, self._table.sample, out)
         if out is None:
-            batch = Batch.empty(self._layout, batch_size)
+            batch = Batch.empty(self._layout, batch_size, self.device)
             self._table.sample(batch_size, batch.block)
             return batch
         if type(out) is Batch:  # of another layout, or a copy, or with fields that the caller replaced
@@ -269,6 +274,26 @@ class TransitionBuffer(ClosesOnExit):
         rows = self._table.read(oldest, block[:part])
         rows += self._table.read(0, block[rows * row_bytes :][: oldest * row_bytes])
         return {name: field[:rows] for name, field in self._layout.arrays(block).items()}
+
+    def device_iter(
+        self, batch_size: int, device: Any = "cuda", *, depth: int = 3, framework: Framework = "torch"
+    ) -> Iterator[Any]:
+        """Yields drawn batches on ``device``, until the buffer is closed. You may keep them.
+
+        Each is drawn into page-locked memory, and crosses to a GPU in one asynchronous copy while you compute on the
+        last one: see `Server.device_iter` for the other arguments. It draws up to ``depth`` batches ahead of their use.
+        An empty buffer raises `BufferEmpty`: call `wait_for` before.
+
+        >>> import numpy as np
+        >>> with TransitionBuffer(100, obs_dim=2, action_dim=1) as buffer:
+        ...     ones = np.ones((4, 2), np.float32)
+        ...     buffer.add(ones, ones[:, :1], ones[:, 0], ones, ones[:, 0], ones[:, 0])
+        ...     batch = next(buffer.device_iter(8, "cpu"))
+        ...     batch["obs"].shape, batch["obs"].sum()
+        (torch.Size([8, 2]), tensor(16.))
+        """
+        source = TransitionSource(self, _positive("batch_size", batch_size))
+        return device_batches(source, device, depth, framework)
 
     def reseed(self, seed: int | None) -> None:
         """Begins a new sequence of draws."""
@@ -328,7 +353,7 @@ class TransitionBuffer(ClosesOnExit):
     def __repr__(self) -> str:
         if self._table.closed:
             return f"<{type(self).__name__} '{self.name}' closed>"
-        return f"<{type(self).__name__} '{self.name}' {len(self)} of {self.capacity} on {self.device}>"
+        return f"<{type(self).__name__} '{self.name}' {len(self)} of {self.capacity} on {self.device or 'cpu'}>"
 
     # ── life ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -343,7 +368,7 @@ class TransitionBuffer(ClosesOnExit):
         self._close_table.detach()
         self._table.close(True)
 
-    def __reduce__(self) -> tuple[Any, tuple[str, str]]:
+    def __reduce__(self) -> tuple[Any, tuple[str, str | None]]:
         return type(self).attach, (self.name, self.device)
 
 

@@ -30,11 +30,11 @@ class ReplayPipeline(ClosesOnExit):
     Args:
         replay_buffer: Where the transitions are. The pipeline does not close it.
         sample_count: Rows of a batch.
-        device: Where the batches shall be; the buffer's own device when left out.
+        device: Where the batches shall be, as torch tensors; as the buffer gives them when left out.
         base_seed: Seeds the buffer's draws.
 
     >>> import numpy as np
-    >>> with TransitionBuffer(100, obs_dim=2, action_dim=1, device="cpu") as buffer:
+    >>> with TransitionBuffer(100, obs_dim=2, action_dim=1) as buffer:
     ...     ones = np.ones((4, 2), np.float32)
     ...     buffer.add(ones, ones[:, :1], ones[:, 0], ones, ones[:, 0], ones[:, 0])
     ...     with ReplayPipeline(buffer, sample_count=8) as pipeline:
@@ -165,7 +165,7 @@ class ReplayPipeline(ClosesOnExit):
 
     def __repr__(self) -> str:
         state = "closed" if self._thread.closed else f"tick {self._tick}"
-        return f"<ReplayPipeline of '{self._buffer.name}' {self._sample_count} rows on {self.device}, {state}>"
+        return f"<ReplayPipeline of '{self._buffer.name}' {self._sample_count} rows on {self.device or 'cpu'}, {state}>"
 
 
 class _BatchThread:
@@ -289,15 +289,15 @@ class _DeviceSlot(_Slot):
         self.used.record(torch.cuda.current_stream(self.block.device))
 
 
-def _slot(layout: RowLayout, rows: int, device: str) -> _Slot:
-    if device == "cpu":
-        host = Batch.empty(layout, rows)
+def _slot(layout: RowLayout, rows: int, device: str | None) -> _Slot:
+    if device is None or device == "cpu":
+        host = Batch.empty(layout, rows, device)
         return _Slot(host, host)
     torch: Any = importlib.import_module("torch")  # Its streams and events are untyped.
     place = torch.device(device)
     if place.type != "cuda":
         raise InvalidArgument(f"device is {device!r}; a pipeline makes batches on 'cpu' or on a CUDA device")
-    host = Batch.empty(layout, rows, pinned=True)
+    host = Batch.empty(layout, rows, device)
     block = torch.empty(len(host.block), dtype=torch.uint8, device=place)
     with torch.cuda.device(block.device):
         stream, copied, used = torch.cuda.Stream(), torch.cuda.Event(), torch.cuda.Event()

@@ -7,6 +7,7 @@ tcp_client.py               `TcpClient`: the end of a worker on another machine
 async_sends.py              the asyncio versions of the clients' sends
 trajectory_accumulator.py   `TrajectoryAccumulator`: steps into one sample, before it is sent
 rollout_ring.py             `RolloutRing`: whole rollouts from collectors to a learner
+device_source.py            `SampleSource`: batches of the ring for a device
 pinning.py                  page-locks the ring for CUDA
 ```
 """

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Literal, NamedTuple, Self, TypedDict, Unpack
 
 import numpy as np
 
 from rollway._core import Consumer, Plan, Producer, Sample, Slot, ring_bytes
+from rollway.device import Framework, device_batches
 from rollway.errors import (
     ConnectionClosedError,
     GeometryMismatch,
@@ -25,6 +26,8 @@ from rollway.errors import (
     SegmentNotFound,
     WaitTimeout,
 )
+from rollway.ring.device_source import SampleSource
+from rollway.ring.pinning import pin
 from rollway.schema.leaves import read_leaves
 from rollway.schema.pytree import Schema, explained
 from rollway.segment.closes_on_exit import ClosesOnExit
@@ -333,11 +336,64 @@ class RolloutRing(ClosesOnExit):
             for field, tensor in destination.items():
                 tensor.copy_(torch.from_numpy(views[field]))
 
+    def read_torch_views(self) -> dict[str, Any]:
+        """As `read_numpy_views`, as tensors in the same memory."""
+        from rollway.torch import as_tensors
+
+        views: dict[str, Any] = as_tensors(self._writable_views())
+        return views
+
+    def read_tensordict(self) -> Any:
+        """As `read_numpy_views`, as a `TensorDict` in the same memory, of ``num_envs`` rows if all fields have them."""
+        from rollway.torch import as_tensordict
+
+        views = self._writable_views()
+        of_envs = all(view.shape[:1] == (self.num_envs,) for view in views.values())
+        return as_tensordict(views, *([self.num_envs] if of_envs else []))
+
+    def read_jax(self, device: Any = None) -> dict[str, Any]:
+        """The rollout as new arrays of JAX on a device, which never change."""
+        from rollway.jax import as_arrays
+
+        arrays: dict[str, Any] = as_arrays(self._writable_views(), device)
+        return arrays
+
     def read_torch(self, device: Any) -> dict[str, Any]:
         """The rollout as new tensors on ``device``."""
         import torch
 
         return {field: torch.from_numpy(view).to(device, copy=True) for field, view in self._writable_views().items()}
+
+    def device_iter(
+        self, device: Any = "cuda", *, depth: int = 3, framework: Framework = "torch"
+    ) -> Iterator[dict[str, Any]]:
+        """Yields rollouts on ``device``, until the ring is shut down. You may keep them.
+
+        As `Server.device_iter`: on a GPU each crosses in one asynchronous copy, after which its slot is used again. So
+        give ``depth`` more slots. Do not call `wait_for_data` or the methods that read meanwhile.
+
+        >>> with RolloutRing(num_envs=2, num_steps=3, obs_dim=4, action_dim=1) as ring:
+        ...     with ring.writing() as rollout:
+        ...         rollout["rewards"][:] = 1.0
+        ...     next(ring.device_iter("cpu"))["rewards"].sum()
+        tensor(6.)
+        """
+        self._reader()
+        source = SampleSource(self._take, self._pin_once, 1, row=True)
+        return device_batches(source, device, depth, framework)
+
+    def _take(self, wait: bool) -> Sample | None:
+        """The next rollout; ``None`` when there is none yet and ``wait`` is false."""
+        self._drop_slots_after_fork()
+        held, self._sample = self._sample, None
+        reader = self._reader()
+        # The rollout of any writer that has finished will do: there is no order to wait for.
+        return held or reader.take(0.0) or (reader.take() if wait else None)
+
+    def _pin_once(self) -> None:
+        """Page-locks the ring, if it is not yet. RuntimeError that says why, when it cannot be done."""
+        if self._ends.unpin is None:
+            self._ends.unpin = pin(*self._reader()._memory())
 
     def advance_read(self) -> None:
         """Releases the rollout that is being read; without one, passes over the next, if there is one."""
@@ -478,12 +534,16 @@ class _Ends:
     def __init__(self) -> None:
         self.consumer: Consumer | None = None
         self.producer: Producer | None = None
+        self.unpin: Callable[[], None] | None = None
 
     def close(self) -> None:
         if self.producer is not None:
             self.producer.close()
         if self.consumer is not None:
             self.consumer.close()
+        unpin, self.unpin = self.unpin, None
+        if unpin is not None:
+            unpin()
 
 
 def _check_version(version: int) -> None:

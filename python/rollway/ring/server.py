@@ -12,7 +12,9 @@ import numpy as np
 import optree
 
 from rollway._core import Consumer, Producer, Sample
+from rollway.device import Framework, device_batches
 from rollway.errors import BatchesHeld, ConnectionClosedError, InvalidArgument, WaitTimeout
+from rollway.ring.device_source import SampleSource
 from rollway.ring.pinning import pin
 from rollway.schema.pytree import Schema, explained
 from rollway.transport.base import Intake, Transport
@@ -162,16 +164,19 @@ class Server(ServerBase):
             yield sample
             del sample
 
-    def device_iter(self, device: Any = "cuda", *, depth: int = 3) -> Iterator[Any]:
+    def device_iter(self, device: Any = "cuda", *, depth: int = 3, framework: Framework = "torch") -> Iterator[Any]:
         """Yields batches as torch tensors on ``device``, until the ring is shut down. You may keep them.
 
         On a GPU a batch crosses in one asynchronous copy while you compute on the last one. Its tensors are ordered
         with your current stream. Its room in the ring goes back to the producers as soon as the copy is done. The ring
-        is page-locked for that; where this cannot be done, a warning says why.
+        is page-locked for that; where this cannot be done, a warning says why. Batches that the iterator has taken
+        ahead go with it: go on with the same one.
 
         Args:
-            device: As torch names it. ``"cuda"`` means the CPU where there is no GPU.
+            device: As torch or JAX names it. ``"cuda"`` means the CPU where there is no GPU.
             depth: Batches that are under way or ready at a time.
+            framework: ``"torch"``, or ``"jax"`` for arrays of JAX. These are copied on the host first, because they
+                must never change, and then by JAX.
 
         >>> import numpy as np
         >>> with Server({"obs": np.zeros(2, np.float32)}, batch_size=2) as server:
@@ -180,9 +185,17 @@ class Server(ServerBase):
         ...     next(server.device_iter("cpu"))["obs"].tolist()
         [[0.0, 0.0], [1.0, 1.0]]
         """
-        from rollway.torch.device_batches import device_batches
+        source = SampleSource(self._take, self._pin_once, self._batch_size)
+        return device_batches(source, device, depth, framework)
 
-        return device_batches(self, device, depth)
+    def _take(self, wait: bool) -> Sample | None:
+        """The next batch; ``None`` when there is none yet and ``wait`` is false."""
+        if not wait:
+            return self.try_sample()
+        sample = self.sample()
+        if sample is None:
+            raise ConnectionClosedError("the ring is shut down")
+        return sample
 
     def _pin_once(self) -> None:
         """Page-locks the ring, if it is not yet. RuntimeError that says why, when it cannot be done."""

@@ -3,7 +3,7 @@
 ```text
 tensors.py   `as_tensors`, `as_tensordict`: arrays of a batch as tensors
 batches.py   `Batches`: the batches of a server as an `IterableDataset`
-device_batches.py   what `Server.device_iter` gives: batches on a GPU
+device_batches.py   what ``device_iter`` gives: batches on a GPU
 ```
 
 Importing this module imports torch; nothing else in Rollway does, before it is asked for tensors.

@@ -1,5 +1,7 @@
 """JAX arrays go into samples and records natively."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -62,3 +64,32 @@ def test_an_array_of_jax_never_changes_under_its_holder():
             server.submit({"x": np.full((64, 64), 7, np.float32)})
             server.sample(timeout=5).release()
         assert float(array.min()) == float(array.max()) == 1
+
+
+def test_a_sample_of_any_structure_becomes_arrays_of_jax():
+    @dataclasses.dataclass
+    class Step:
+        obs: object
+        reward: object
+
+    with rollway.Server(Step(np.zeros(2, np.float32), np.float32(0)), batch_size=1) as server:
+        server.submit(Step([1, 2], 3.0))
+        step = server.sample(timeout=5).jax()
+        assert isinstance(step, Step) and isinstance(step.obs, jax.Array) and step.reward.tolist() == [3]
+
+
+def test_a_leaf_that_jax_does_not_have_is_named():
+    with rollway.Server({"x": {"name": np.zeros((), "S4")}}, 1) as server:
+        server.submit({"x": {"name": np.array(b"abc", "S4")}})
+        with pytest.raises(rollway.SchemaMismatch, match=r"leaf 'x/name' is \|S4, which JAX does not have"):
+            server.sample().jax()
+
+
+def test_device_iter_gives_arrays_of_jax_that_never_change():
+    with rollway.Server({"x": np.zeros((64, 64), np.float32)}, batch_size=1, num_buffers=2) as server:
+        batches, kept = server.device_iter("cuda", framework="jax"), []
+        for i in range(5):
+            server.submit({"x": np.full((64, 64), i, np.float32)})
+            kept.append(next(batches)["x"])
+        assert [float(array.min()) for array in kept] == [float(array.max()) for array in kept] == [0, 1, 2, 3, 4]
+        assert isinstance(kept[0], jax.Array) and server.stats()["held_batches"] == 0

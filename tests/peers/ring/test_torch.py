@@ -118,3 +118,25 @@ def test_device_iter_ends_when_the_server_is_closed():
     assert next(batches)["x"].tolist() == [1]
     server.close()
     assert list(batches) == []
+
+
+def test_device_iter_gives_a_batch_that_was_closed_early_and_odd_shapes():
+    example = {"x": np.float32(0), "flags": np.zeros((3, 2), bool), "half": torch.zeros(2, dtype=torch.bfloat16)}
+    with rollway.Server(example, 4) as server:
+        batches = server.device_iter("cuda")
+        for rows in (4, 3):
+            for i in range(rows):
+                server.submit({"x": i, "flags": np.full((3, 2), i == 1), "half": torch.full((2,), 1.5).bfloat16()})
+            server.flush()
+            batch = next(batches)
+            assert batch["x"].tolist() == list(range(rows)) and batch["flags"].sum() == 6
+            assert batch["half"].dtype == torch.bfloat16 and batch["half"].tolist() == [[1.5, 1.5]] * rows
+
+
+def test_device_iter_names_a_leaf_that_torch_does_not_have():
+    with rollway.Server({"name": np.zeros((), "S4")}, 1) as server:
+        batches = server.device_iter("cpu")
+        server.submit({"name": np.array(b"abc", "S4")})
+        with pytest.raises(rollway.SchemaMismatch, match=r"leaf 'name' is \|S4, which torch does not have"):
+            next(batches)
+        assert server.stats()["held_batches"] == 0, "the room went back"

@@ -146,6 +146,15 @@ impl Record {
         Ok(bytes.is_empty() || bytes.ends_with(item) && all()) // The end differs more often than the rest.
     }
 
+    /// All leaves, unless a worker may be writing to them already.
+    fn held_fields<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyDict>> {
+        if slf.get().is_released(slf.py()) {
+            let message = "the record was released, and its room may be in use again: ask for tensors before";
+            return Err(named(slf.py(), "InvalidArgument", message.to_owned()));
+        }
+        Self::fields(slf)
+    }
+
     fn view<'py>(slf: &Bound<'py, Self>, leaf: usize) -> PyResult<Bound<'py, PyAny>> {
         let this = slf.get();
         let (data, rows, _) = this.leaf(leaf);
@@ -199,6 +208,25 @@ impl Record {
             copies.set_item(name, view.call_method0("copy")?)?;
         }
         Ok(copies)
+    }
+
+    /// All leaves as torch tensors, by name, in the memory where they lie: no copy. They keep the room as the views do.
+    fn torch<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let fields = Self::held_fields(slf)?;
+        slf.py().import("rollway.torch")?.call_method1("as_tensors", (fields,))
+    }
+
+    /// All leaves as a `TensorDict` without a batch dimension, in the memory where they lie. Needs the package tensordict.
+    fn tensordict<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let fields = Self::held_fields(slf)?;
+        slf.py().import("rollway.torch")?.call_method1("as_tensordict", (fields,))
+    }
+
+    /// All leaves as arrays of JAX on a device, which are copies: they never change, also not after `release`.
+    #[pyo3(signature = (device=None))]
+    fn jax<'py>(slf: &Bound<'py, Self>, device: Option<Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyAny>> {
+        let fields = Self::held_fields(slf)?;
+        slf.py().import("rollway.jax")?.call_method1("as_arrays", (fields, device))
     }
 
     /// Which trajectory of which group it is; `None` when the worker gave no key. Decoded once.
