@@ -204,6 +204,7 @@ def test_a_worker_outlives_a_learner_that_ends_with_an_exception(kind, learner, 
         number = fill(kind, client)
         first.tell("fail")
         assert "a bug in the learner" in first.ends(1)[1]
+        until(lambda: not client.connected)
         second, _ = learner(kind, port)
         client.send(kind.value(number), timeout=SOON)
         kept = [number] if on_restart == "drop" else list(range(number - 6, number + 1))

@@ -25,18 +25,23 @@ fn two_on_their_way(on_restart: OnRestart) -> (Learner, Proxy, TcpClient) {
     (learner, proxy, client)
 }
 
-/// Sends new connections to a learner that knows no client.
-fn restart(proxy: &Proxy, learner: &Learner) {
+/// Sends new connections to a learner that knows no client, and waits until the client is there.
+fn restart(proxy: &Proxy, learner: &Learner, client: &TcpClient) {
     proxy.redirect(learner.server.port());
     proxy.cut();
+    await_next(client);
+}
+
+/// What is sent before the client notices would have an unknown fate, too.
+fn await_next(client: &TcpClient) {
+    assert!(eventually(|| client.stats().connects == 2));
 }
 
 #[test]
 fn what_a_dead_learner_did_not_acknowledge_is_dropped_and_counted() {
     let (_first, proxy, client) = two_on_their_way(OnRestart::Drop);
     let again = Learner::new(2, 3);
-    restart(&proxy, &again);
-    assert!(eventually(|| client.stats().connects == 2));
+    restart(&proxy, &again, &client);
     put_many(&client, 6..8);
     client.wait(soon()).unwrap();
     assert_eq!(again.receive(2), [6, 7]);
@@ -49,7 +54,7 @@ fn what_a_dead_learner_did_not_acknowledge_is_dropped_and_counted() {
 fn what_a_dead_learner_did_not_acknowledge_is_sent_to_the_next() {
     let (_first, proxy, client) = two_on_their_way(OnRestart::Resend);
     let again = Learner::new(2, 3);
-    restart(&proxy, &again);
+    restart(&proxy, &again, &client);
     put_many(&client, 6..8);
     client.wait(soon()).unwrap();
     assert_eq!(again.receive(4), [4, 5, 6, 7]);
@@ -65,6 +70,7 @@ fn a_learner_that_says_goodbye_is_waited_for() {
         let again = Learner::new(2, 3);
         proxy.redirect(again.server.port());
         first.server.stop();
+        await_next(&client);
         put_many(&client, 6..8);
         client.wait(soon()).unwrap();
         assert_eq!(again.receive(2)[..], if on_restart == OnRestart::Drop { [6, 7] } else { [4, 5] });
