@@ -354,6 +354,8 @@ class TcpConnection:
     @property
     def connected(self) -> bool: ...
     @property
+    def last_error(self) -> str | None: ...
+    @property
     def over(self) -> bool: ...
     @property
     def address(self) -> str: ...
@@ -365,7 +367,16 @@ class TcpConnection:
 @type_check_only
 class _TcpSender(TcpConnection, Generic[_P]):
     def __new__(
-        cls, host: str, port: int, plan: _P, max_inflight_msgs: int, producer_id: int | None, options: TcpOptions
+        cls,
+        host: str,
+        port: int,
+        plan: _P,
+        options: TcpOptions,
+        *,
+        max_inflight_msgs: int,
+        max_unacknowledged: int | None,
+        producer_id: int | None,
+        on_restart: str,
     ) -> Self: ...
     def _eventfd_waiter(self) -> EventfdWaiter: ...
 
@@ -702,6 +713,7 @@ class WeightMirror(_WeightCopy):
         max_buffers: int,
         max_peers: int,
         threads: int | None,
+        on_close: str,
         options: TcpOptions,
     ) -> Self: ...
     @property

@@ -1,4 +1,5 @@
-//! What a user chooses, the same for a ring and for records: what to do when there is no room, or when the name is taken.
+//! What a user chooses, the same for a ring and for records: what to do when there is no room, when the name is taken, or when a
+//! learner was restarted.
 
 use std::time::Duration;
 
@@ -44,6 +45,18 @@ pub struct ProducerSpec {
     pub on_full: Option<OnFull>,
     /// How long a blocked call waits while every consumer is dead.
     pub peer_timeout: Option<Duration>,
+}
+
+/// What a remote client does with what it sent to a learner that was restarted before it acknowledged it: nobody knows whether
+/// that arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnRestart {
+    /// Ends, and says how much that is.
+    Raise,
+    /// Counts it as dropped, and goes on with the new learner: at most once.
+    Drop,
+    /// Sends it to the new learner: at least once.
+    Resend,
 }
 
 /// What to do when the name is taken.

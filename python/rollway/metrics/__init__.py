@@ -2,6 +2,7 @@
 
 ```text
 prometheus.py   both of them; needs the extra ``metrics``
+numbers.py      what each number means
 ```
 """
 

@@ -10,46 +10,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rollway.errors import need_packages
-from rollway.ring.server import Server
+from rollway.metrics.numbers import HISTOGRAMS, Number, of_servers
+from rollway.transport.server_base import ServerBase
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
-# Numbers that only grow; every other number of `Server.stats` may fall.
-_COUNTERS = frozenset(
-    {
-        "samples_released",
-        "batches_released",
-        "claim_retries",
-        "blocked",
-        "dropped_oldest",
-        "dropped_newest",
-        "recovered_slots",
-        "reoffered_batches",
-        "aborted",
-        "wakeups",
-        "producers_died",
-    }
-)
-_NOW = frozenset({"tcp_connections", "tcp_sessions", "tcp_weight_clients"})
 _QUANTILES = (("0.5", "p50_ns"), ("0.9", "p90_ns"), ("0.99", "p99_ns"))
-_HISTOGRAMS = {
-    "memcpy": "Copying a sample into its slot.",
-    "queue_dwell": "From the commit of a batch's first sample until the batch was taken.",
-    "wait": "How long the learner waited for a batch, when it had to.",
-}
 
 
 class Collector:
-    """Gives the numbers of servers to prometheus-client: ``REGISTRY.register(Collector(server))``.
+    """Gives the numbers of a `Server` or `RecordServer` to prometheus-client: ``REGISTRY.register(Collector(server))``.
 
     A registry takes one collector, because the names of the numbers are the same for every server: give it all servers.
     The label ``ring`` distinguishes them. A closed server shows its last numbers.
     """
 
-    def __init__(self, *servers: Server) -> None:
+    def __init__(self, *servers: ServerBase) -> None:
         need_packages("rollway.metrics", "metrics", "prometheus_client")
         self._servers = _labelled(servers)
 
@@ -58,17 +37,18 @@ class Collector:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 
         families: dict[str, Any] = {}
+        known = of_servers()
         for ring, server in self._servers.items():
             for name, value in server.stats().items():
                 if name not in families:
-                    grows = name in _COUNTERS or (name.startswith("tcp_") and name not in _NOW)
-                    kind = CounterMetricFamily if grows else GaugeMetricFamily
-                    families[name] = kind(f"rollway_{name}", f"`{name}` of Server.stats().", labels=["ring"])
+                    number = known.get(name) or Number(f"`{name}` of a transport.", False)
+                    kind = CounterMetricFamily if number.only_grows else GaugeMetricFamily
+                    families[name] = kind(f"rollway_{name}", number.sentence, labels=["ring"])
                 families[name].add_metric([ring], value)
             for name, snapshot in server.histograms().items():
                 full = f"rollway_{name}_seconds"
                 if full not in families:
-                    families[full] = SummaryMetricFamily(full, _HISTOGRAMS[name], labels=["ring"])
+                    families[full] = SummaryMetricFamily(full, HISTOGRAMS[name], labels=["ring"])
                 families[full].add_metric([ring], snapshot.count, snapshot.mean_ns * snapshot.count / 1e9)
                 for quantile, field in _QUANTILES if snapshot.count else ():
                     seconds = getattr(snapshot, field) / 1e9
@@ -76,7 +56,7 @@ class Collector:
         yield from families.values()
 
 
-def openmetrics(*servers: Server) -> str:
+def openmetrics(*servers: ServerBase) -> str:
     """The numbers of servers as OpenMetrics text, of the type `CONTENT_TYPE`.
 
     >>> import numpy as np, rollway
@@ -96,9 +76,9 @@ def openmetrics(*servers: Server) -> str:
     return text.decode()
 
 
-def _labelled(servers: Sequence[Server]) -> dict[str, Server]:
+def _labelled(servers: Sequence[ServerBase]) -> dict[str, ServerBase]:
     """The servers by the names of their rings. A second server of a name gets a number."""
-    labelled: dict[str, Server] = {}
+    labelled: dict[str, ServerBase] = {}
     for server in servers:
         name = label = server.name or "in-process"
         number = 1

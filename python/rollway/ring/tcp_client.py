@@ -9,6 +9,7 @@ from rollway._core import TcpSender
 from rollway.ring.async_sends import AsyncSends
 from rollway.schema.arrays import Casting
 from rollway.schema.pytree import Schema, explained
+from rollway.transport.policies import OnRestart
 from rollway.transport.tcp_lifetime import TcpLifetime
 from rollway.transport.tcp_options import TcpOptions
 from rollway.waiting.notifier import LoopNotifier, WeakCall
@@ -37,6 +38,15 @@ class TcpClient(TcpLifetime, TcpSender, AsyncSends):
         producer_id: The number that the learner sees on this worker's samples; the next free one when left out.
         casting: ``"same_kind"`` converts arrays of another dtype while they are sent, where all numbers fit. With
             ``"no"`` they are refused. Single numbers and lists of numbers always convert.
+        on_restart: What happens to samples that were sent to a learner and not acknowledged, when the learner is
+            restarted or has forgotten this client: they may have arrived or not. ``"raise"``: the next call raises
+            `ConnectionClosedError`, also when the learner closes. ``"drop"``: they are given up, and counted
+            (``stats()["dropped"]``). ``"resend"``: they are sent to the new learner, and counted
+            (``stats()["resent"]``); a learner that resumes the old segment may have some of them twice. With the latter
+            two the client waits for the new learner, at most ``reconnect_timeout_s``, and continues with it. What was
+            not sent yet goes to it in any case. A new learner with another schema is a `SchemaMismatch`.
+        max_unacknowledged: Samples without acknowledgement, at most: also those that wait while there is no learner,
+            and those that a restart can drop or double. Then `send` waits. Left out, only ``max_inflight_msgs`` counts.
         connect_timeout_s: How long to wait for the learner to appear.
         reconnect_timeout_s: How long to try again after a connection was lost, before the next call raises
             `ConnectionClosedError`.
@@ -66,6 +76,8 @@ class TcpClient(TcpLifetime, TcpSender, AsyncSends):
         server_name: str | None = None,
         producer_id: int | None = None,
         casting: Casting = "no",
+        on_restart: OnRestart = "raise",
+        max_unacknowledged: int | None = None,
         connect_timeout_s: float = 10.0,
         reconnect_timeout_s: float = 60.0,
         keepalive_s: float = 5.0,
@@ -74,6 +86,16 @@ class TcpClient(TcpLifetime, TcpSender, AsyncSends):
         schema = Schema.of(example, casting)
         options = TcpOptions(token, ca, server_name, connect_timeout_s, reconnect_timeout_s, keepalive_s)
         with explained(schema):
-            self = super().__new__(cls, host, port, schema.plan(), max_inflight_msgs, producer_id, options)
+            self = super().__new__(
+                cls,
+                host,
+                port,
+                schema.plan(),
+                options,
+                max_inflight_msgs=max_inflight_msgs,
+                max_unacknowledged=max_unacknowledged,
+                producer_id=producer_id,
+                on_restart=on_restart,
+            )
         self._open(LoopNotifier(WeakCall(self, TcpSender._eventfd_waiter)))
         return self

@@ -1,4 +1,4 @@
-"""Policies: the choices that users make for a segment, the same for rings and records."""
+"""Policies: the choices that users make for a segment or a connection, the same for rings and records."""
 
 from typing import Literal
 
@@ -7,3 +7,6 @@ OnFull = Literal["block", "drop_oldest", "drop_newest", "error"]
 
 IfExists = Literal["resume", "replace", "error"]
 """What to do with a segment of the same name: continue with its content, start anew, or raise."""
+
+OnRestart = Literal["raise", "drop", "resend"]
+"""What a remote client does with what a restarted learner never acknowledged: raise, give it up, or send it again."""

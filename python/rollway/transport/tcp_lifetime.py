@@ -89,7 +89,8 @@ class TcpLifetime(TcpConnection):
         return f"<rollway.{type(self).__name__} {self.address} {state}>"
 
     def _no_room(self, timeout: float | None) -> str:
-        state = "connected" if self.connected else "no connection now"
+        why = "" if self.last_error is None else f" ({self.last_error})"
+        state = "connected" if self.connected else f"no connection now{why}"
         return (
             f"{self.address} did not take everything within {timeout} s: {self.unacknowledged} {self._unit} are not "
             f"acknowledged, {state}. Wait longer, or see whether the learner still takes them"

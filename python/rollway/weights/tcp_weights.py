@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from typing import Any
+from typing import Any, Literal
 
 from rollway._core import WeightMirror
 from rollway.errors import InvalidArgument
@@ -25,8 +25,8 @@ class TcpWeights(WeightReading):
     ``WeightSync.attach(name)``.
 
     A lost connection is made again; meanwhile readers keep the last whole version, ``connected`` is ``False``, and
-    ``last_error`` says why. After ``reconnect_timeout_s`` without success, or when the learner closes its weights,
-    `wait_for_version` raises `ConnectionClosedError`; the last version stays readable.
+    ``last_error`` says why. After ``reconnect_timeout_s`` without success, or when the learner closes its weights
+    (``on_close``), `wait_for_version` raises `ConnectionClosedError`; the last version stays readable.
 
     Versions have the learner's numbers. A restarted learner that continues its weights continues the numbers. One that
     begins anew begins with 1: then `version` becomes smaller, a `wait_for_version` for an old number ends with the new
@@ -52,6 +52,9 @@ class TcpWeights(WeightReading):
             while slow readers keep those.
         max_readers: How many handles may be attached by name at once.
         threads: How many threads copy large weights. Left out: as many as this process may use, at most four.
+        on_close: What to do when the learner closes its weights, as it does when it ends with an exception: ``"raise"``
+            from `wait_for_version`, or ``"wait"`` for the next learner on this address, at most
+            ``reconnect_timeout_s``. A learner that is killed is waited for in any case.
         connect_timeout_s: How long to wait for the learner to appear.
         reconnect_timeout_s: How long to try again after a connection was lost.
         keepalive_s: A learner that is silent for three times as long counts as gone.
@@ -84,6 +87,7 @@ class TcpWeights(WeightReading):
         max_buffers: int = 8,
         max_readers: int = 64,
         threads: int | None = None,
+        on_close: Literal["raise", "wait"] = "raise",
         connect_timeout_s: float = 10.0,
         reconnect_timeout_s: float = 60.0,
         keepalive_s: float = 5.0,
@@ -104,6 +108,7 @@ class TcpWeights(WeightReading):
                 max_buffers=max_buffers,
                 max_peers=max_readers + 3,  # the receiver, this handle, and its successor
                 threads=threads,
+                on_close=on_close,
                 options=options,
             )
         # Also at interpreter exit, before the thread would be cut off in the middle.

@@ -15,6 +15,7 @@ from rollway.integrations.skyrl.errors import (
     TrajectoryTimeout,
     TrajectoryUnusable,
 )
+from rollway.metrics.numbers import GROUPS, STATS
 from tests.support import skyrl_records as made
 from tests.support.processes import until
 from tests.support.segments import overwrite
@@ -78,6 +79,12 @@ def test_stop_reasons_come_from_the_overrides_and_are_obeyed(server, env):
     assert output["stop_reasons"] == ["length", "stop"]
     assert output["rewards"] == [0.0, 2.0]
     assert [sum(mask) > 0 for mask in output["loss_masks"]] == [False, True]
+
+
+def test_every_number_has_a_sentence(name):
+    with rollway.RecordServer(made.ATROPOS_SCHEMA, [rollway.ShmTransport(name), rollway.TcpTransport()]) as server:
+        keys = generator_of(server).stats().keys()
+    assert keys == {key for group in STATS["AtroposSHMGenerator"] for key in GROUPS[group]}
 
 
 def test_logprobs_are_there_for_all_or_for_none(server, env):

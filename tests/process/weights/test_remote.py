@@ -111,6 +111,31 @@ def test_a_killed_learner_that_begins_anew_is_followed(child, name):
         again.ends()
 
 
+def test_a_learner_that_closed_its_weights_is_followed_by_the_next_where_asked_for(child, name):
+    port = free_port()
+    learner = child(LEARNER.replace("sync.serve", "endpoint = sync.serve") + "sync.cleanup()\n", port, name, 10)
+    learner.says("1")
+    with (
+        rollway.TcpWeights("127.0.0.1", port) as leaves,
+        rollway.TcpWeights("127.0.0.1", port, on_close="wait") as stays,
+    ):
+        for weights in (leaves, stays):
+            assert weights.wait_for_version(1, SOON) == 1
+        learner.ends()
+        with pytest.raises(rollway.ConnectionClosedError):
+            leaves.wait_for_version(2, SOON)
+        again = child(LEARNER, port, name, 50)
+        again.says("1")
+        assert stays.wait_for_version(2, SOON) == 1, "the first version of the next learner"
+        assert (number(stays), number(leaves)) == (50, 10)
+        again.ends()
+
+
+def test_what_to_do_when_the_learner_closes_is_one_of_two_words():
+    with pytest.raises(ValueError, match="on_close is 'resend'; it must be 'raise' or 'wait'"):
+        rollway.TcpWeights("127.0.0.1", 1, on_close="resend")
+
+
 def test_a_learner_that_is_stopped_is_taken_for_gone_and_found_again(child, name):
     port = free_port()
     learner = child(LEARNER, port, name, 10)

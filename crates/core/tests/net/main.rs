@@ -14,6 +14,7 @@ mod harness;
 mod frame;
 mod pressure;
 mod records;
+mod restarts;
 mod samples;
 mod security;
 mod stalls;

@@ -499,6 +499,25 @@ fn weights_that_are_shut_down_end_the_mirror_after_their_last_version() {
 }
 
 #[test]
+fn a_mirror_that_outlives_learners_follows_the_one_after_weights_that_were_shut_down() {
+    let origin = Origin::new(SMALL);
+    origin.write_all(7);
+    let proxy = Proxy::new(origin.server.port(), None, 4096);
+    let spec = WeightMirrorSpec { port: proxy.port, outlives_learners: true, ..origin.spec() };
+    let mirror = connect(spec).unwrap();
+    mirror.wait_for(1, soon()).unwrap();
+    origin.writer.weights().shut_down().unwrap();
+    assert!(eventually(|| mirror.last_error().is_some()));
+    assert_eq!(read(&mirror, SMALL, 0), (1, [7, 7]));
+    let again = Origin::new(SMALL);
+    again.write_all(8);
+    proxy.redirect(again.server.port());
+    drop(origin);
+    assert_eq!(mirror.wait_for(2, soon()).unwrap(), 1, "the first version of the next learner");
+    assert_eq!(read(&mirror, SMALL, 0), (1, [8, 8]));
+}
+
+#[test]
 fn a_learner_that_stays_away_is_given_up() {
     let origin = Origin::new(SMALL);
     let mirror =

@@ -2,7 +2,7 @@
 
 use crate::errors::named;
 use pyo3::prelude::*;
-use rollway_core::policies::{IfExists, OnFull};
+use rollway_core::policies::{IfExists, OnFull, OnRestart};
 use rollway_core::sys::wait::Deadline;
 use std::time::Duration;
 
@@ -36,6 +36,18 @@ pub fn on_full(policy: &str) -> PyResult<OnFull> {
         "error" => Ok(OnFull::Error),
         _ => Err(pyo3::exceptions::PyValueError::new_err(format!(
             "on_full is '{policy}'; it must be 'block', 'drop_oldest', 'drop_newest' or 'error'"
+        ))),
+    }
+}
+
+/// What a remote client does when its learner was restarted.
+pub fn on_restart(choice: &str) -> PyResult<OnRestart> {
+    match choice {
+        "raise" => Ok(OnRestart::Raise),
+        "drop" => Ok(OnRestart::Drop),
+        "resend" => Ok(OnRestart::Resend),
+        other => Err(pyo3::exceptions::PyValueError::new_err(format!(
+            "on_restart is '{other}'; it must be 'raise', 'drop' or 'resend'"
         ))),
     }
 }

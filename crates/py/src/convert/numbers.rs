@@ -53,6 +53,7 @@ arguments! {
     max_peers: usize, "1 to 1,024";
     max_records: usize, "2 to 16,777,216";
     max_staleness: Option<u32>, "0 to 4,294,967,295, or None";
+    max_unacknowledged: Option<usize>, "1 to 2**64 - 1, or None";
     memory: usize, "0 to 2**64 - 1";
     most: usize, "1 to 2**64 - 1";
     num_buffers: usize, "2 to 65,535";

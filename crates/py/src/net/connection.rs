@@ -4,7 +4,7 @@ use crate::convert::arguments::deadline;
 use crate::errors::{blocking, named, to_py};
 use crate::eventfd_waiter::EventfdWaiter;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBytes, PyDict};
 use rollway_core::Error;
 use rollway_core::net::Client;
 use std::ops::Deref;
@@ -59,6 +59,12 @@ impl TcpConnection {
         self.0.client.is_connected()
     }
 
+    /// Why there is no connection.
+    #[getter]
+    fn last_error(&self) -> Option<String> {
+        self.0.client.last_error()
+    }
+
     /// Whether it is of no more use: closed, or its learner gone for good.
     #[getter]
     fn over(&self) -> bool {
@@ -111,7 +117,11 @@ impl Connection {
     #[cold]
     pub fn explain(&self, py: Python<'_>, error: Error, timeout: Option<f64>) -> PyErr {
         let (address, content, waiting) = (&self.address, self.content, self.client.unacknowledged());
-        let state = if self.client.is_connected() { "connected" } else { "no connection now" };
+        let state = match self.client.last_error() {
+            _ if self.client.is_connected() => "connected".to_owned(),
+            Some(why) => format!("no connection now ({why})"),
+            None => "no connection now".to_owned(),
+        };
         match error {
             Error::Timeout => {
                 let seconds = timeout.unwrap_or_default();
@@ -137,6 +147,16 @@ impl Connection {
                     Err(failed) => failed,
                 }
             }
+            Error::ForeignSchema { ref ours, .. } => {
+                let given = if content == "records" { "schema" } else { "example" };
+                let ours = PyBytes::new(py, ours);
+                let foreign = to_py(py, error);
+                let explain = py.import("rollway.schema.pytree").and_then(|module| module.getattr("explain"));
+                match explain.and_then(|explain| explain.call1((ours, foreign.value(py), given))) {
+                    Ok(raised) => PyErr::from_value(raised),
+                    Err(failed) => failed,
+                }
+            }
             other => to_py(py, other),
         }
     }
@@ -150,18 +170,33 @@ macro_rules! tcp_sender {
         #[pymethods]
         impl $Class {
             #[new]
-            #[pyo3(signature = (host, port, plan, max_inflight_msgs, producer_id, options))]
+            #[pyo3(signature = (host, port, plan, options, *, max_inflight_msgs, max_unacknowledged, producer_id, on_restart))]
+            #[allow(clippy::too_many_arguments)] // Keywords, most of them.
             fn connect(
                 py: Python<'_>,
                 host: String,
                 #[pyo3(from_py_with = $crate::convert::numbers::port)] port: u16,
                 plan: Py<$Plan>,
-                #[pyo3(from_py_with = $crate::convert::numbers::max_inflight_msgs)] max_inflight_msgs: usize,
-                #[pyo3(from_py_with = $crate::convert::numbers::producer_id)] producer_id: Option<u32>,
                 options: $crate::net::options::TcpOptions,
+                #[pyo3(from_py_with = $crate::convert::numbers::max_inflight_msgs)] max_inflight_msgs: usize,
+                #[pyo3(from_py_with = $crate::convert::numbers::max_unacknowledged)] max_unacknowledged: Option<usize>,
+                #[pyo3(from_py_with = $crate::convert::numbers::producer_id)] producer_id: Option<u32>,
+                on_restart: &str,
             ) -> PyResult<PyClassInitializer<Self>> {
                 let address = format!("{host}:{port}");
-                let spec = options.client(host, port, max_inflight_msgs, producer_id);
+                let spec = rollway_core::net::TcpClientSpec {
+                    host,
+                    port,
+                    token: options.token,
+                    tls: options.tls,
+                    connect_timeout: options.connect_timeout,
+                    reconnect_timeout: options.reconnect_timeout,
+                    keepalive: options.keepalive,
+                    producer_id,
+                    max_inflight_msgs,
+                    max_unacknowledged,
+                    on_restart: $crate::convert::arguments::on_restart(on_restart)?,
+                };
                 let core = Self::start(spec, plan.get()).map_err(|e| $crate::errors::to_py(py, e))?;
                 let connected = blocking(py, || core.ready(Deadline::Never))?;
                 connected.map_err(|e| $crate::errors::to_py(py, e))?;

@@ -3,7 +3,7 @@
 use crate::convert::arguments::seconds;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use rollway_core::net::{ClientTls, TcpClientSpec};
+use rollway_core::net::ClientTls;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -44,28 +44,4 @@ where
             false => error,
         }
     })
-}
-
-impl TcpOptions {
-    /// What a client of samples or records is made of.
-    pub fn client(
-        self,
-        host: String,
-        port: u16,
-        max_inflight_msgs: usize,
-        producer_id: Option<u32>,
-    ) -> TcpClientSpec {
-        let TcpOptions { token, tls, connect_timeout, reconnect_timeout, keepalive } = self;
-        TcpClientSpec {
-            host,
-            port,
-            token,
-            tls,
-            producer_id,
-            max_inflight_msgs,
-            connect_timeout,
-            reconnect_timeout,
-            keepalive,
-        }
-    }
 }

@@ -24,7 +24,7 @@ pub struct WeightMirror {
 impl WeightMirror {
     /// Connects, and returns when the learner has said what its weights are.
     #[new]
-    #[pyo3(signature = (host, port, *, name, wanted, max_bytes, max_buffers, max_peers, threads, options))]
+    #[pyo3(signature = (host, port, *, name, wanted, max_bytes, max_buffers, max_peers, threads, on_close, options))]
     #[allow(clippy::too_many_arguments)] // Keywords, all of them.
     fn connect(
         py: Python<'_>,
@@ -36,6 +36,7 @@ impl WeightMirror {
         #[pyo3(from_py_with = numbers::max_buffers)] max_buffers: usize,
         #[pyo3(from_py_with = numbers::max_peers)] max_peers: usize,
         #[pyo3(from_py_with = numbers::threads)] threads: Option<usize>,
+        on_close: &str,
         options: TcpOptions,
     ) -> PyResult<Self> {
         let address = format!("{host}:{port}");
@@ -47,6 +48,7 @@ impl WeightMirror {
             name: name.clone(),
             wanted,
             max_bytes,
+            outlives_learners: waits_for_the_next(on_close)?,
             max_buffers,
             max_peers,
             threads: threads.unwrap_or_else(default_threads),
@@ -160,6 +162,17 @@ impl WeightMirror {
     /// Disconnects, and lets go of the copy.
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.core.close());
+    }
+}
+
+/// What to do when the learner closes its weights.
+fn waits_for_the_next(on_close: &str) -> PyResult<bool> {
+    match on_close {
+        "raise" => Ok(false),
+        "wait" => Ok(true),
+        other => Err(pyo3::exceptions::PyValueError::new_err(format!(
+            "on_close is '{other}'; it must be 'raise' or 'wait'"
+        ))),
     }
 }
 

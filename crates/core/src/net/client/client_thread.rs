@@ -12,6 +12,7 @@ use crate::net::wire::frame::{
     GoodbyeReason, HEADER_BYTES, Header, Hello, Kind, LearnerStatus, MAX_TEXT_BYTES, Welcome, goodbye,
 };
 use crate::net::wire::stats::add;
+use crate::policies::OnRestart;
 use std::time::Instant;
 
 const INBOX_BYTES: usize = 2 * (HEADER_BYTES + MAX_TEXT_BYTES);
@@ -22,11 +23,13 @@ const READS: usize = 64;
 pub struct ClientThread<'a> {
     shared: &'a Shared,
     contact: Contact,
+    /// The learner said that it does not know us: the next hello begins a session there, with what is not acknowledged.
+    anew: bool,
 }
 
 impl<'a> ClientThread<'a> {
     pub fn new(shared: &'a Shared) -> ClientThread<'a> {
-        ClientThread { shared, contact: Contact::new() }
+        ClientThread { shared, contact: Contact::new(), anew: false }
     }
 
     /// The work of the thread. Callers learn why it ended.
@@ -42,25 +45,32 @@ impl<'a> ClientThread<'a> {
     fn try_connect(&mut self, deadline: Instant) -> Result<(), Disconnect> {
         let shared = self.shared;
         self.contact.attempts += 1;
+        // Once only: to a learner that knows us after all, such a hello would be wrong.
+        let anew = std::mem::take(&mut self.anew);
         let hello = {
             let state = shared.lock();
+            let outbound = &state.outbound;
             Hello {
-                content: state.outbound.layout().content(),
+                content: outbound.layout().content(),
                 session: shared.session,
                 producer_id: state.producer_id,
                 attempt: self.contact.attempts,
-                next: state.outbound.touched,
-                oldest: state.outbound.acked,
+                next: if anew { outbound.acked } else { outbound.touched },
+                oldest: outbound.acked,
                 schema: shared.schema.clone(),
             }
         };
         let (link, header, payload) = dial(&shared.connector, &hello, Kind::Welcome, deadline)?;
         let welcome = Welcome::parse(&header, &payload)?;
         let mut state = shared.lock();
+        if anew {
+            add(&shared.counters.resent, state.outbound.unknown_fate());
+            state.refused_until = state.outbound.acked; // This learner may refuse them again.
+        }
         state.outbound.resume(&welcome, &shared.counters).map_err(Ended::Lost)?;
         (state.producer_id, state.published) = (Some(welcome.producer_id), welcome.status.version);
         state.report = LearnerReport { status: welcome.status, counted: welcome.next, asked: false };
-        state.link = Some(link);
+        (state.link, state.last_error) = (Some(link), None);
         state.broken = false;
         add(&shared.counters.connects, 1);
         add(&shared.counters.resumed, self.contact.welcomed as u64);
@@ -68,6 +78,34 @@ impl<'a> ClientThread<'a> {
         drop(state);
         shared.connector.progress.notify_if_waiting();
         Ok(())
+    }
+
+    /// Whether a client that was welcomed waits for the next learner when this one ends.
+    fn outlives_learners(&self) -> bool {
+        self.contact.welcomed && self.shared.on_restart != OnRestart::Raise
+    }
+
+    /// Decides whether a reason ends the client.
+    fn judge(&mut self, disconnect: Disconnect) -> Disconnect {
+        match disconnect {
+            Disconnect::Final(Ended::RingClosed(why) | Ended::Stopping(why)) if self.outlives_learners() => {
+                Disconnect::Broken(why)
+            }
+            Disconnect::Final(Ended::Forgotten(why)) if self.outlives_learners() => {
+                let mut state = self.shared.lock();
+                if state.outbound.unknown_fate() == 0 {
+                    return Disconnect::Final(Ended::Lost(why)); // There is nothing to drop or to send again.
+                }
+                match self.shared.on_restart {
+                    OnRestart::Drop => state.outbound.drop_sent(&self.shared.counters),
+                    OnRestart::Resend | OnRestart::Raise => self.anew = true,
+                }
+                drop(state);
+                self.shared.connector.progress.notify_if_waiting();
+                Disconnect::Broken(why)
+            }
+            other => other.map_final(|ended| self.end(ended)),
+        }
     }
 
     /// Reads and writes until the connection breaks (`None`) or the end.
@@ -199,10 +237,9 @@ impl<'a> ClientThread<'a> {
                     else {
                         return Ok(()); // Not whole.
                     };
-                    let text = String::from_utf8_lossy(text).into_owned();
                     return Err(match GoodbyeReason::from_code(header.code) {
                         Some(GoodbyeReason::TooSlow | GoodbyeReason::Silent) => None,
-                        _ => Some(Ended::Lost(text)),
+                        _ => Some(Ended::from_goodbye(header.code, text)),
                     });
                 }
                 Kind::Extension(_) => inbox.skip = header.length,
@@ -242,14 +279,15 @@ impl Reconnecting for ClientThread<'_> {
     }
 
     fn connect(&mut self, deadline: Instant) -> Result<(), Disconnect> {
-        self.try_connect(deadline).map_err(|disconnect| disconnect.map_final(|ended| self.end(ended)))
+        self.try_connect(deadline).map_err(|disconnect| self.judge(disconnect))
     }
 
     fn serve(&mut self, (): ()) -> Disconnect {
-        match self.read_and_write() {
+        let disconnect = match self.read_and_write() {
             None => Disconnect::Late(TIME_IS_UP.to_owned()),
             Some(ended) => Disconnect::Final(ended),
-        }
+        };
+        self.judge(disconnect)
     }
 
     fn progress(&self) -> u64 {
@@ -260,8 +298,14 @@ impl Reconnecting for ClientThread<'_> {
         add(&self.shared.counters.failed_connects, 1);
     }
 
+    fn disconnected(&self, why: &str) {
+        self.shared.lock().last_error = Some(why.to_owned());
+    }
+
     fn end(&self, ended: Ended) -> Ended {
         match self.contact.welcomed {
+            // What the learner expects now is worth an error of its own.
+            true if self.outlives_learners() && matches!(ended, Ended::Schema(_)) => ended,
             true => ended.after_welcome("the learner came back with another schema"),
             false => ended,
         }

@@ -374,7 +374,7 @@ impl DialAttempt<'_> {
                     disconnect => Err(disconnect),
                 }
             }
-            Kind::Goodbye => Err(Ended::Lost(String::from_utf8_lossy(&payload).into_owned()).into()),
+            Kind::Goodbye => Err(Ended::from_goodbye(header.code, &payload).into()),
             _ => Ok((header, payload)),
         }
     }
@@ -387,7 +387,9 @@ fn refused(code: u16, text: String, schema: Vec<u8>) -> Disconnect {
         Some(Refusal::Schema) => Ended::Schema(schema),
         Some(Refusal::Busy) => return Disconnect::Broken(text),
         Some(Refusal::Protocol) => Ended::Protocol(text),
-        Some(Refusal::SessionUnknown | Refusal::Closed) | None => Ended::Lost(text),
+        Some(Refusal::SessionUnknown) => Ended::Forgotten(text),
+        Some(Refusal::Closed) => Ended::RingClosed(text),
+        None => Ended::Lost(text),
     })
 }
 

@@ -11,6 +11,9 @@
 //!              └──── refused, ring closed, too late, closed by us ──▶ ended, with the reason
 //! ```
 //!
+//! With [`OnRestart::Drop`](crate::policies::OnRestart) or `Resend` a learner that closes, or that does not know this client, is no
+//! end: the client dials again, and goes on with the learner that follows.
+//!
 //! Calls wait on a futex that signals interrupt ([`Error::Interrupted`]: call again). The next caller gets the thread's error.
 
 use super::client_thread::ClientThread;
@@ -41,18 +44,23 @@ impl Client {
     pub(super) fn start(spec: TcpClientSpec, schema: &[u8], layout: Layout) -> Result<Client> {
         check_at_most("schema bytes", schema.len(), MAX_SCHEMA_BYTES)?;
         check_at_least_one("max_inflight_msgs", spec.max_inflight_msgs)?;
+        if let Some(most) = spec.max_unacknowledged {
+            check_at_least_one("max_unacknowledged", most)?;
+        }
         let has_number = spec.producer_id != Some(u32::MAX);
         check(has_number, "producer_id", u32::MAX as usize, "at most 4294967294")?;
         let shared = Arc::new(Shared {
             connector: spec.connector()?,
             schema: schema.to_vec(),
             session: random()?,
+            on_restart: spec.on_restart,
             state: Mutex::new(State {
-                outbound: Outbound::new(layout, spec.max_inflight_msgs),
+                outbound: Outbound::new(layout, spec.max_inflight_msgs, spec.max_unacknowledged),
                 link: None,
                 producer_id: spec.producer_id,
                 published: 0,
                 report: LearnerReport::default(),
+                last_error: None,
                 ended: None,
                 refused: None,
                 refused_until: 0,
@@ -202,9 +210,10 @@ impl Client {
         self.read(|state| state.outbound.next)
     }
 
-    /// Those that the learner has settled.
+    /// Those that a learner has settled.
     pub fn acknowledged(&self) -> u64 {
-        self.read(|state| state.outbound.acked)
+        let dropped = &self.shared.counters.dropped; // Changed under the lock.
+        self.read(|state| state.outbound.acked - dropped.load(Ordering::Relaxed))
     }
 
     pub fn unacknowledged(&self) -> u64 {
@@ -234,6 +243,11 @@ impl Client {
     /// Whether there is a connection now.
     pub fn is_connected(&self) -> bool {
         self.read(|state| state.link.is_some())
+    }
+
+    /// Why there is no connection; `None` while there is one, and before the first attempt has failed.
+    pub fn last_error(&self) -> Option<String> {
+        self.read(|state| state.last_error.clone())
     }
 
     pub fn stats(&self) -> ClientStats {

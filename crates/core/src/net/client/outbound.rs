@@ -8,7 +8,7 @@
 //! The [`Layout`] says what is in a frame; here samples and records are numbers in a row. Buffers are reused; there are at most
 //! one more than frames may be under way. Nothing here sleeps or locks; the client does.
 //!
-//! O1  `acked ≤ every queued sample < next`, without gaps: what is not acknowledged is here.
+//! O1  `acked ≤ every queued sample < next`, without gaps: what is neither acknowledged nor dropped is here.
 //! O2  `touched` is one past the last sample that was ever given to a socket. Later samples cannot have arrived.
 //! O3  A frame that was begun on a connection is finished on it before anything else is written.
 //! O4  One thread at a time writes: the one that has the [`Piece`]. It writes without the lock, while samples are added and
@@ -40,6 +40,8 @@ pub struct Outbound {
     /// Frames that may be queued, and frames that the learner allows under way.
     limit: usize,
     credit: usize,
+    /// Samples that may be unacknowledged.
+    most: usize,
     open: Option<Frame>,
     opened: Instant,
     queue: VecDeque<Arc<Frame>>,
@@ -50,6 +52,7 @@ pub struct Outbound {
     /// What the learner wanted first on this connection.
     resumed_at: u64,
     pub next: u64,
+    /// Everything below is acknowledged, or dropped.
     pub acked: u64,
     pub touched: u64,
     /// Small frames besides the data, and how much of them is written.
@@ -77,13 +80,14 @@ enum PieceKind {
 }
 
 impl Outbound {
-    pub fn new(layout: Layout, limit: usize) -> Outbound {
+    pub fn new(layout: Layout, limit: usize, most: Option<usize>) -> Outbound {
         Outbound {
             layout: Arc::new(layout),
             frame_rows: 0,
             record_bytes: 0,
             limit,
             credit: 0,
+            most: most.unwrap_or(usize::MAX),
             open: None,
             opened: Instant::now(),
             queue: VecDeque::new(),
@@ -116,10 +120,10 @@ impl Outbound {
     pub fn resume(&mut self, welcome: &Welcome, counters: &ClientCounters) -> Result<(), String> {
         let frames = || self.queue.iter().map(|frame| &**frame).chain(&self.open);
         let largest = frames().map(|frame| frame.rows).max().unwrap_or(0);
-        if largest > welcome.max_rows as usize {
-            let (most, content) = (welcome.max_rows, self.layout.content().name());
+        if matches!(*self.layout, Layout::Records) && largest > welcome.max_rows as usize {
+            let most = welcome.max_rows;
             return Err(format!(
-                "the learner now takes {most} {content} at a time, and {largest} are packed already"
+                "the learner now takes {most} records at a time, and {largest} are packed already"
             ));
         }
         let largest = frames().map(Frame::largest_record).max().unwrap_or(0);
@@ -143,10 +147,39 @@ impl Outbound {
         (self.control_sent, self.blocked) = (0, false);
         (self.writing, self.connection) = (false, self.connection + 1);
         self.control.clear();
+        self.split_frames();
         self.release(welcome.next);
         let again = self.queue.iter().filter(|frame| frame.first < self.touched).count();
         add(&counters.frames_again, again as u64);
         Ok(())
+    }
+
+    /// Divides the frames that have more rows than the learner now takes.
+    fn split_frames(&mut self) {
+        let (layout, most) = (self.layout.clone(), self.frame_rows);
+        let is_large = |frame: &Frame| frame.rows > most;
+        if let Some(open) = self.open.take_if(|open| is_large(open)) {
+            self.queue.push_back(Arc::new(open));
+        }
+        if self.queue.iter().any(|frame| is_large(frame)) {
+            let parts = self.queue.drain(..).flat_map(|frame| match is_large(&frame) {
+                true => layout.split(&frame, most),
+                false => vec![frame],
+            });
+            self.queue = parts.collect();
+        }
+    }
+
+    /// Gives up what was sent and is not acknowledged: a learner that does not know it cannot tell whether it arrived. Later
+    /// samples go to that learner.
+    pub fn drop_sent(&mut self, counters: &ClientCounters) {
+        add(&counters.dropped, self.unknown_fate());
+        self.release(self.touched);
+    }
+
+    /// How many samples were given to a socket and are not acknowledged.
+    pub fn unknown_fate(&self) -> u64 {
+        self.touched.saturating_sub(self.acked)
     }
 
     /// Gives back the frames that are settled.
@@ -186,8 +219,9 @@ impl Outbound {
         if !self.make_room(fits, version, 0) {
             return 0;
         }
+        let allowed = self.allowed();
         let Some(open) = &mut self.open else { return 0 };
-        let part = rows.min(self.frame_rows - open.rows);
+        let part = rows.min(self.frame_rows - open.rows).min(allowed);
         // SAFETY: the caller vouches for the leaves.
         unsafe { self.layout.put_samples(open, leaves, from, part) };
         self.added(part)
@@ -214,10 +248,18 @@ impl Outbound {
 
     /// Makes the open frame have room for a row, and fulfil `fits`.
     fn make_room(&mut self, fits: impl Fn(&Frame) -> bool, version: u32, bytes: usize) -> bool {
+        if self.allowed() == 0 {
+            return false;
+        }
         let (layout, rows) = (&self.layout, self.frame_rows);
         let takes = |open: &Frame| !layout.is_full(open, rows) && fits(open);
         let Some(open) = &self.open else { return self.open(version, bytes) };
         takes(open) || self.seal() && self.open(version, bytes)
+    }
+
+    /// Samples that may be added, as far as their number is limited.
+    fn allowed(&self) -> usize {
+        self.most.saturating_sub(self.unacknowledged() as usize)
     }
 
     /// Opens a frame, if there may be one more.
@@ -244,7 +286,7 @@ impl Outbound {
         let records = self.layout.content() == Content::Records;
         let room = |open: &Frame| !records || open.fits_record(bytes);
         let open = self.open.as_ref().is_some_and(|open| open.rows < self.frame_rows && room(open));
-        self.frame_rows > 0 && (open || self.queue.len() < self.limit)
+        self.frame_rows > 0 && self.allowed() > 0 && (open || self.queue.len() < self.limit)
     }
 
     /// Closes the open frame, if the queue has room for it.
@@ -432,9 +474,82 @@ mod tests {
         status: LearnerStatus { version: 0, waiting: 0 },
     };
 
+    /// Samples of one byte, `capacity` to a frame.
+    fn samples(capacity: usize, limit: usize, most: Option<usize>) -> (Outbound, ClientCounters) {
+        let layout = Layout::samples(&[1, 1], capacity);
+        let (mut outbound, counters) = (Outbound::new(layout, limit, most), ClientCounters::default());
+        outbound.resume(&WELCOME, &counters).unwrap();
+        (outbound, counters)
+    }
+
+    /// Adds samples whose leaves are their numbers and twice that; returns how many there was room for.
+    fn add_samples(outbound: &mut Outbound, count: u8) -> usize {
+        let first = outbound.next as u8;
+        let numbers: Vec<u8> = (first..first + count).collect();
+        let doubled: Vec<u8> = numbers.iter().map(|number| 2 * number).collect();
+        let (leaves, mut added) = ([numbers.as_ptr(), doubled.as_ptr()], 0);
+        loop {
+            // SAFETY: the leaves have `count` rows of one byte.
+            match unsafe { outbound.append(&leaves, added, count as usize - added, 0) } {
+                0 => return added,
+                part => added += part,
+            }
+            if added == count as usize {
+                return added;
+            }
+        }
+    }
+
+    #[test]
+    fn no_more_samples_than_allowed_are_unacknowledged_and_an_acknowledgement_makes_room() {
+        let (mut outbound, counters) = samples(4, 8, Some(6));
+        assert_eq!(add_samples(&mut outbound, 10), 6);
+        assert!(!outbound.has_room(0));
+        write(&mut outbound, &counters, 1000);
+        outbound.acknowledge(4, 4).unwrap();
+        assert!(outbound.has_room(0));
+        assert_eq!((add_samples(&mut outbound, 10), outbound.unacknowledged()), (4, 6));
+    }
+
+    #[test]
+    fn what_was_sent_is_dropped_and_what_was_packed_goes_to_the_next_learner() {
+        let (mut outbound, counters) = samples(4, 8, None);
+        add_samples(&mut outbound, 10);
+        write(&mut outbound, &counters, 1000);
+        write(&mut outbound, &counters, 3); // Also a frame of which a part was written.
+        outbound.acknowledge(2, 4).unwrap();
+        outbound.drop_sent(&counters);
+        outbound.drop_sent(&counters); // There is no more.
+        assert_eq!((outbound.acked, counters.snapshot().dropped, outbound.unacknowledged()), (8, 6, 2));
+        outbound.resume(&Welcome { next: 8, ..WELCOME }, &counters).unwrap();
+        let written = write(&mut outbound, &counters, 1000);
+        assert_eq!(Header::parse(&written).unwrap().unwrap().sequence, 8);
+        assert_eq!(written[HEADER_BYTES..], [8, 9, 16, 18]);
+    }
+
+    #[test]
+    fn a_learner_with_smaller_batches_gets_the_packed_samples_in_smaller_frames() {
+        let (mut outbound, counters) = samples(8, 8, None);
+        add_samples(&mut outbound, 13);
+        write(&mut outbound, &counters, 1000);
+        outbound.resume(&Welcome { max_rows: 3, next: 7, ..WELCOME }, &counters).unwrap();
+        let mut seen: Vec<u8> = (0..7).collect();
+        while outbound.unacknowledged() > 0 {
+            let written = write(&mut outbound, &counters, 1000);
+            let header = Header::parse(&written).unwrap().unwrap();
+            let rows = header.rows as usize;
+            assert!((1..=3).contains(&rows) && header.sequence == seen.len() as u64);
+            let (numbers, doubled) = written[HEADER_BYTES..].split_at(rows);
+            assert!(numbers.iter().zip(doubled).all(|(number, doubled)| 2 * number == *doubled));
+            seen.extend_from_slice(numbers);
+            outbound.acknowledge(seen.len() as u64, 4).unwrap();
+        }
+        assert_eq!(seen, (0..13).collect::<Vec<u8>>());
+    }
+
     /// Three records of 3, 0 and 5 bytes, not written yet.
     fn three_records() -> (Outbound, ClientCounters) {
-        let (mut outbound, counters) = (Outbound::new(Layout::Records, 4), ClientCounters::default());
+        let (mut outbound, counters) = (Outbound::new(Layout::Records, 4, None), ClientCounters::default());
         outbound.resume(&WELCOME, &counters).unwrap();
         for (kind, bytes) in [(1, 3), (2, 0), (3, 5)] {
             let entry = Entry { bytes, version: 9, kind };
@@ -492,7 +607,7 @@ mod tests {
 
     #[test]
     fn a_record_larger_than_a_frame_has_one_of_its_own_whose_buffer_is_not_kept() {
-        let (mut outbound, counters) = (Outbound::new(Layout::Records, 4), ClientCounters::default());
+        let (mut outbound, counters) = (Outbound::new(Layout::Records, 4, None), ClientCounters::default());
         let large = 3 * crate::net::wire::limits::FRAME_BYTES;
         outbound.resume(&Welcome { max_bytes: large as u32, ..WELCOME }, &counters).unwrap();
         for bytes in [10, large as u64, 10] {

@@ -10,6 +10,7 @@
 
 use crate::net::wire::frame::{Content, ENTRY_BYTES, Entry, Kind};
 use crate::net::wire::limits::{FRAME_BYTES, MAX_FRAME_RECORDS};
+use std::sync::Arc;
 
 /// Adjacent samples of one version, or adjacent records.
 #[derive(Debug)]
@@ -150,6 +151,20 @@ impl Layout {
             unsafe { room.as_mut_ptr().copy_from_nonoverlapping(leaf.add(from * bytes), room.len()) };
         }
         frame.rows += rows;
+    }
+
+    /// The samples of a frame in frames of at most `most` rows each.
+    pub fn split(&self, frame: &Frame, most: usize) -> Vec<Arc<Frame>> {
+        let Layout::Samples(columns) = self else { return Vec::new() };
+        let leaves: Vec<*const u8> =
+            columns.leaves().map(|(start, _)| frame.buffer[start..].as_ptr()).collect();
+        let part = |from: usize| {
+            let mut part = self.open(&mut Vec::new(), frame.first + from as u64, frame.version, 0);
+            // SAFETY: the leaves lie in the frame, with room for `capacity` rows each.
+            unsafe { self.put_samples(&mut part, &leaves, from, most.min(frame.rows - from)) };
+            Arc::new(part)
+        };
+        (0..frame.rows).step_by(most).map(part).collect()
     }
 
     /// Whether nothing more goes into a frame that may have so many rows.

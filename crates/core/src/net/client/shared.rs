@@ -7,6 +7,7 @@ use super::outbound::Outbound;
 use crate::error::{Error, Result};
 use crate::net::wire::frame::LearnerStatus;
 use crate::net::wire::stats::ClientCounters;
+use crate::policies::OnRestart;
 use crate::sys::thread::lock;
 use std::sync::{Mutex, MutexGuard};
 
@@ -16,6 +17,7 @@ pub struct Shared {
     pub connector: Connector,
     pub schema: Vec<u8>,
     pub session: [u8; 16],
+    pub on_restart: OnRestart,
     pub state: Mutex<State>,
     pub counters: ClientCounters,
 }
@@ -38,6 +40,8 @@ pub struct State {
     /// The newest weights that the learner announced.
     pub published: u32,
     pub report: LearnerReport,
+    /// Why there is no connection; `None` while there is one.
+    pub last_error: Option<String>,
     pub ended: Option<Ended>,
     /// Refused by the ring's policy, and no caller knows: first, and how many.
     pub refused: Option<(u64, u64)>,
@@ -75,9 +79,11 @@ impl Shared {
             return Err(Error::Refused { content: state.outbound.layout().content().name(), first, count });
         }
         match state.ended.clone() {
-            Some(ended) => Err(ended.error(self.connector.address(), &self.schema, |why| {
-                self.closed(state, why, "Make a new client when the learner is back")
-            })),
+            Some(ended) => {
+                let advice = ended.advice();
+                let lost = |why| self.closed(state, why, advice);
+                Err(ended.error(self.connector.address(), &self.schema, lost))
+            }
             None => Ok(()),
         }
     }

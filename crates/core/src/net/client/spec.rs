@@ -1,6 +1,7 @@
 //! The settings of clients and mirrors: how to reach the learner, and what is special to each of them.
 
 use crate::net::wire::tls::ClientTls;
+use crate::policies::OnRestart;
 
 /// Declares settings: how to reach the learner, and more fields with their defaults.
 macro_rules! connect_spec {
@@ -53,6 +54,9 @@ connect_spec! {
         producer_id: Option<u32> = None,
         /// Frames without acknowledgement, at most. Each is a buffer of about 256 KiB, or one sample or record that is larger.
         max_inflight_msgs: usize = 32,
+        /// Samples or records without acknowledgement, at most. `None`: as many as the frames hold.
+        max_unacknowledged: Option<usize> = None,
+        on_restart: OnRestart = OnRestart::Raise,
     }
 }
 
@@ -65,6 +69,8 @@ connect_spec! {
         wanted: Option<Vec<u8>> = None,
         /// How much memory the copy may take at first; `None`: half of what is free.
         max_bytes: Option<u64> = None,
+        /// Whether to wait for another learner when this one closes its weights.
+        outlives_learners: bool = false,
         max_buffers: usize = 8,
         max_peers: usize = 67,
         /// Threads that copy unchanged leaves into a new version, and leaves to readers.

@@ -178,7 +178,9 @@ impl<'a> MirrorConnection<'a> {
                     let text = String::from_utf8_lossy(&text).into_owned();
                     return Err(match GoodbyeReason::from_code(header.code) {
                         // A learner that merely stops may come back.
-                        Some(GoodbyeReason::RingClosed) => Disconnect::Final(self.shared.lost(text)),
+                        Some(GoodbyeReason::RingClosed) if !self.shared.spec.outlives_learners => {
+                            Disconnect::Final(self.shared.lost(text))
+                        }
                         _ => Disconnect::Broken(text),
                     });
                 }

@@ -66,8 +66,13 @@ impl<'a> MirrorThread<'a> {
         let hello = Hello { content, session, producer_id: None, attempt, next: 0, oldest: 0, schema };
         let dialled = dial(&shared.connector, &hello, Kind::Inventory, deadline)
             .and_then(|(link, _, payload)| Ok((link, Inventory::parse(&payload)?)));
-        let (link, inventory) =
-            dialled.map_err(|disconnect| disconnect.map_final(|ended| self.end(ended)))?;
+        let (link, inventory) = dialled.map_err(|disconnect| match disconnect {
+            Disconnect::Final(ConnectionEnded::Stopping(why)) => Disconnect::Broken(why), // It may come back.
+            Disconnect::Final(ConnectionEnded::RingClosed(why)) if shared.spec.outlives_learners => {
+                Disconnect::Broken(why)
+            }
+            other => other.map_final(|ended| self.end(ended)),
+        })?;
         self.prepare(&inventory).map_err(Disconnect::Final)?;
         add(&shared.counters.connects, 1);
         (self.contact.welcomed, self.contact.heard) = (true, Instant::now());

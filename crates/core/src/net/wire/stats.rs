@@ -90,6 +90,9 @@ counters! {
         acks,
         /// Samples that the ring's policy refused.
         refused,
+        /// Samples of unknown fate, when a learner was restarted: given up, and sent to the new learner.
+        dropped,
+        resent,
     }
 }
 
