@@ -4,7 +4,8 @@
 here                   stands on                            what it adds
 `SharedWeightSync`     `rollway.weights.WeightSync`         ``create``, ``shm_name``, ``lock``
 `SharedObsNormStats`   `rollway.weights.ObsNormStats`       ``ctx``
-`RolloutRingBuffer`    `rollway.ring.RolloutRing`           ``create``, ``shm_name_prefix``; `name` is a dict
+`RolloutRingBuffer`    `rollway.ring.RolloutRing`           ``create``, ``shm_name_prefix``; `name` is a dict;
+                                                            `signal_write_done` without `write_buffer` before it
 `ReplayBuffer`         `rollway.replay.TransitionBuffer`    ``defer_gpu``, ``packed_cpu_storage``; `size` and `ptr`
 `AsyncRunner`          `rollway.runner.Runner`              the settings that a subclass reads
 ```
@@ -171,6 +172,19 @@ class RolloutRingBuffer(RolloutRing):
     def name(self) -> dict[str, str]:  # type: ignore[override] # unilab has a segment for each field
         """The segment of each field. All fields are in one segment: any of the values is enough to attach."""
         return dict.fromkeys(self.slot_shapes, self._name)
+    def signal_write_done(self, *, version: int = 0) -> None:
+        """As `RolloutRing.signal_write_done`; without `write_buffer` before it, publishes the next slot as it lies.
+
+        That slot has the values of an earlier rollout, or zeros. This waits for it as `write_buffer` does.
+
+        >>> with RolloutRingBuffer(1, 1, 1, 1) as ring:
+        ...     ring.signal_write_done()
+        ...     ring.read_numpy_views()["rewards"].tolist()
+        [[0.0]]
+        """
+        self._reserved(None)
+        super().signal_write_done(version=version)
+
 
     def attach_sync_primitives(self, write_ptr: object, read_ptr: object) -> None:
         """Accepted, and not used: the positions are in the segment."""
