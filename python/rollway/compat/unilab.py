@@ -32,14 +32,13 @@ from rollway.weights.weight_sync import WeightOptions, WeightSync
 
 
 class SharedWeightSync(WeightSync):
-    """Moves weights from one writer to any number of readers on this machine: `WeightSync` with unilab's arguments.
+    """Moves weights from a writer to any number of readers on this machine: `WeightSync` with unilab's arguments.
 
     Args:
         param_shapes: The shape of each parameter: a dict, or any tree of tuples (`from_state_dict` reads it off).
-        create: Make the weights, and be their writer. ``False``: attach to ``shm_name``, and check that its leaves have
-            these shapes.
+        create: Make the weights. ``False``: attach to ``shm_name``, and check that its leaves have these shapes.
         shm_name: What readers attach to; automatic when left out. `WeightSync` calls it ``name``.
-        lock: Accepted, and not used: nothing here needs a lock.
+        lock: Accepted, and not used: nothing here needs a lock, and every handle may write.
         dtypes: As for `WeightSync`. With ``create=False`` and without dtypes, only shapes are compared.
         **options: As for `WeightSync`: ``max_buffers``, ``max_readers``, ``checksum``, ``threads``, ``peer_timeout_s``.
 
@@ -172,6 +171,7 @@ class RolloutRingBuffer(RolloutRing):
     def name(self) -> dict[str, str]:  # type: ignore[override] # unilab has a segment for each field
         """The segment of each field. All fields are in one segment: any of the values is enough to attach."""
         return dict.fromkeys(self.slot_shapes, self._name)
+
     def signal_write_done(self, *, version: int = 0) -> None:
         """As `RolloutRing.signal_write_done`; without `write_buffer` before it, publishes the next slot as it lies.
 
@@ -184,7 +184,6 @@ class RolloutRingBuffer(RolloutRing):
         """
         self._reserved(None)
         super().signal_write_done(version=version)
-
 
     def attach_sync_primitives(self, write_ptr: object, read_ptr: object) -> None:
         """Accepted, and not used: the positions are in the segment."""

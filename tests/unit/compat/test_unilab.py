@@ -157,11 +157,13 @@ def test_from_state_dict_attaches_and_writes_the_next_version(name):
     weights = {"w": np.ones(2, np.float32)}
     writer = rollway.SharedWeightSync.from_state_dict(weights, shm_name=name, lock=object())
     with rollway.SharedWeightSync.attach(name) as reader:
-        with pytest.raises(rollway.RollwayError):  # its writer lives
-            rollway.SharedWeightSync.from_state_dict(weights, create=False, shm_name=name)
+        with rollway.SharedWeightSync.from_state_dict({"w": 2 * weights["w"]}, create=False, shm_name=name) as second:
+            assert second.version == 2 and reader.read_weights()["w"].tolist() == [2.0, 2.0]
+            writer.write_weights(weights)
+            assert second.version == 3
         writer.close()
-        with rollway.SharedWeightSync.from_state_dict({"w": 2 * weights["w"]}, create=False, shm_name=name) as next_one:
-            assert next_one.version == 2 and reader.read_weights()["w"].tolist() == [2.0, 2.0]
+        with rollway.SharedWeightSync.from_state_dict({"w": 4 * weights["w"]}, create=False, shm_name=name) as third:
+            assert third.version == 4 and reader.read_weights()["w"].tolist() == [4.0, 4.0]
 
 
 def test_observation_statistics_pickle_as_the_class_that_they_are():
@@ -225,8 +227,6 @@ def test_advancing_passes_over_rollouts_that_were_not_read():
         assert ring.available() == 0
 
 
-def test_attaching_takes_the_names_of_all_fields_and_the_number_of_slots_from_the_ring():
-    with rollway.RolloutRingBuffer(2, 3, 4, 1, num_slots=6) as ring:
 def test_a_slot_is_published_as_it_lies_when_no_buffer_was_asked_for():
     with rollway.RolloutRingBuffer(1, 1, 1, 1, num_slots=2) as ring:
         for i in (1, 2):
@@ -268,6 +268,8 @@ def test_publishing_a_slot_as_it_lies_waits_for_one_when_the_writer_blocks():
         assert published == [0, 1, 2] and ring.available() == 2
 
 
+def test_attaching_takes_the_names_of_all_fields_and_the_number_of_slots_from_the_ring():
+    with rollway.RolloutRingBuffer(2, 3, 4, 1, num_slots=6) as ring:
         with rollway.RolloutRingBuffer.attach(ring.name, 2, 3, 4, 1) as other:
             assert other.num_slots == 6
         with pytest.raises(rollway.errors.GeometryMismatch, match="num_slots is 4 here but 6"):

@@ -484,6 +484,13 @@ impl Seat {
         })
     }
 
+    /// Another participant in a role, which lives and is not about to leave.
+    pub fn another(&self, role: Role) -> Option<Owner> {
+        let me = self.owner();
+        let mut others = self.members(role).filter(|member| Some(member.owner) != me && !member.is_leaving);
+        others.find(|member| self.is_alive(member.owner)).map(|member| member.owner)
+    }
+
     /// Whether that is so for good: the last one died when it had taken the name away, so that none can come.
     pub fn all_died_for_good(&self, role: Role) -> bool {
         self.segment.is_unlinked().unwrap_or(false) && self.all_died(role)
