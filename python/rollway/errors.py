@@ -14,7 +14,7 @@ RollwayError
 │   ├── PeerDied (ConnectionError)            every peer is gone, at least one died, and none came back
 │   ├── CollectorError (RuntimeError)         a collector of this runner raised, or died; has its traceback or signal
 │   └── EnvError (RuntimeError)               something is wrong with environments of a vector env; `env_ids` says which
-│       ├── EnvRaised                         one raised; its traceback is in the message, the exception is the cause
+│       ├── EnvRaised                         one raised; has its traceback, and is also of its exception's own type
 │       ├── EnvDied                           the process of some ended
 │       └── EnvHung (TimeoutError)            some have not answered in time
 ├── NetworkError                              there is no connection, or it may not be used
@@ -46,7 +46,8 @@ RollwayError
 └── SystemCallFailed (OSError)                the operating system refused something else
 ```
 
-`rollway` itself has the five parents, and the errors that a program often catches. All of them are here.
+`rollway` itself has the five parents, and the errors that a program often catches. All of them are here. Some that a
+vector environment raises are also Gymnasium's: `rollway.vector_env.errors` has them, because nothing here imports it.
 """
 
 from __future__ import annotations
@@ -231,7 +232,11 @@ class EnvError(PeerError, RuntimeError):
 
 
 class EnvRaised(EnvError):
-    """An environment raised an exception, in its worker. The message shows its traceback."""
+    """An environment raised an exception, in its worker. The message shows its traceback.
+
+    What is raised is also an instance of that exception's class: ``except ValueError`` catches an environment's
+    `ValueError`. The exception itself is the ``__cause__``. Both hold where this process can unpickle it.
+    """
 
 
 class EnvDied(EnvError):

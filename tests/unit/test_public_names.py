@@ -35,7 +35,7 @@ SEEDS = {
     "Server": ["example", "batch_size", "transport", "num_buffers"],
     "SharedObsNormStats": ["ctx"],
     "SharedWeightSync": ["param_shapes", "create", "shm_name", "lock"],
-    "TcpClient": ["host", "port", "example", "max_inflight_msgs"],
+    "TcpClient": ["host", "port", "data_sample", "max_inflight_msgs"],
     "TcpTransport": ["port"],
     "TrajectoryAccumulator": [],
     "ZeroCopySHMBuffer": ["name", "size", "entry_size", "instance_id_len", "metadata_len", "create"],

@@ -121,9 +121,19 @@ pub enum Error {
     BadText { name: String, what: String },
 
     #[error(
-        "pid {pid} writes the weights '{name}', and lives: there can be one writer. Stop it first, or choose another name"
+        "pid {pid} writes the weights '{name}', and lives: they cannot be created a second time. Attach to them, stop it first, \
+         or choose another name"
     )]
     WriterLives { name: String, pid: u32 },
+
+    #[error(
+        "pid {pid} is in the middle of a write of the weights '{name}', and lives: one process writes at a time. Write again \
+         later, or look whether it is stopped"
+    )]
+    Writing { name: String, pid: u32 },
+
+    #[error("the weights '{name}' are a copy of those of a learner on another host: write them there")]
+    Mirrored { name: String },
 
     #[error("nothing has been published in '{name}' yet: write all weights once")]
     NothingPublished { name: String },

@@ -19,7 +19,9 @@ pub fn named(py: Python<'_>, class: &str, message: String) -> PyErr {
 pub fn to_py(py: Python<'_>, error: Error) -> PyErr {
     let class = match &error {
         Error::NotFound { .. } => "SegmentNotFound",
-        Error::InUse { .. } | Error::WriterLives { .. } => "SegmentInUse",
+        Error::InUse { .. } | Error::WriterLives { .. } | Error::Writing { .. } | Error::Mirrored { .. } => {
+            "SegmentInUse"
+        }
         Error::Exists { .. } => "SegmentExists",
         Error::NoMemory { .. } | Error::NoRam { .. } | Error::TooLarge { .. } => "NotEnoughMemory",
         Error::BadName { .. } | Error::OutOfRange { .. } => "InvalidArgument",

@@ -4,7 +4,8 @@
 here                   stands on                            what it adds
 `SharedWeightSync`     `rollway.weights.WeightSync`         ``create``, ``shm_name``, ``lock``
 `SharedObsNormStats`   `rollway.weights.ObsNormStats`       ``ctx``
-`RolloutRingBuffer`    `rollway.ring.RolloutRing`           ``create``, ``shm_name_prefix``; `name` is a dict
+`RolloutRingBuffer`    `rollway.ring.RolloutRing`           ``create``, ``shm_name_prefix``; `name` is a dict;
+                                                            `signal_write_done` without `write_buffer` before it
 `ReplayBuffer`         `rollway.replay.TransitionBuffer`    ``defer_gpu``, ``packed_cpu_storage``; `size`, `ptr`; torch
 `AsyncRunner`          `rollway.runner.Runner`              the settings that a subclass reads
 ```
@@ -31,14 +32,13 @@ from rollway.weights.weight_sync import WeightOptions, WeightSync
 
 
 class SharedWeightSync(WeightSync):
-    """Moves weights from one writer to any number of readers on this machine: `WeightSync` with unilab's arguments.
+    """Moves weights from a writer to any number of readers on this machine: `WeightSync` with unilab's arguments.
 
     Args:
         param_shapes: The shape of each parameter: a dict, or any tree of tuples (`from_state_dict` reads it off).
-        create: Make the weights, and be their writer. ``False``: attach to ``shm_name``, and check that its leaves have
-            these shapes.
+        create: Make the weights. ``False``: attach to ``shm_name``, and check that its leaves have these shapes.
         shm_name: What readers attach to; automatic when left out. `WeightSync` calls it ``name``.
-        lock: Accepted, and not used: nothing here needs a lock.
+        lock: Accepted, and not used: nothing here needs a lock, and every handle may write.
         dtypes: As for `WeightSync`. With ``create=False`` and without dtypes, only shapes are compared.
         **options: As for `WeightSync`: ``max_buffers``, ``max_readers``, ``checksum``, ``threads``, ``peer_timeout_s``.
 
@@ -171,6 +171,19 @@ class RolloutRingBuffer(RolloutRing):
     def name(self) -> dict[str, str]:  # type: ignore[override] # unilab has a segment for each field
         """The segment of each field. All fields are in one segment: any of the values is enough to attach."""
         return dict.fromkeys(self.slot_shapes, self._name)
+
+    def signal_write_done(self, *, version: int = 0) -> None:
+        """As `RolloutRing.signal_write_done`; without `write_buffer` before it, publishes the next slot as it lies.
+
+        That slot has the values of an earlier rollout, or zeros. This waits for it as `write_buffer` does.
+
+        >>> with RolloutRingBuffer(1, 1, 1, 1) as ring:
+        ...     ring.signal_write_done()
+        ...     ring.read_numpy_views()["rewards"].tolist()
+        [[0.0]]
+        """
+        self._reserved(None)
+        super().signal_write_done(version=version)
 
     def attach_sync_primitives(self, write_ptr: object, read_ptr: object) -> None:
         """Accepted, and not used: the positions are in the segment."""

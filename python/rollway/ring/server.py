@@ -235,7 +235,7 @@ class Server(ServerBase):
         """The producer of this process, one for all threads, so that they share one producer id."""
         if self._producer is None:
             with self._starting:
-                self._producer = self._producer or Producer._beside(self._consumer, self._plan)
+                self._producer = self._producer or Producer._of_server(self._consumer, self._plan)
         return self._producer
 
     def _stall_checks(self) -> list[StallCheck]:

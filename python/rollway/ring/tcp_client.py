@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from rollway._core import TcpSender
+from rollway.deprecation import renamed_arguments
 from rollway.ring.async_sends import AsyncSends
 from rollway.schema.arrays import Casting
 from rollway.schema.pytree import Schema, explained
@@ -27,7 +28,7 @@ class TcpClient(TcpLifetime, TcpSender, AsyncSends):
     Args:
         host: The learner's host.
         port: The learner's `Server.port`.
-        example: One sample, as given to the `Server`. A difference is an error that names the leaf.
+        data_sample: One sample, as given to the `Server`. A difference is an error that names the leaf.
         max_inflight_msgs: Messages without acknowledgement, at most. A message holds one sample, or as many small
             ones as fit into 256 KiB; it is kept in memory until it is acknowledged.
         token: The learner's token. A worker of the learner's own user, on loopback, may leave out an automatic one: it
@@ -64,11 +65,12 @@ class TcpClient(TcpLifetime, TcpSender, AsyncSends):
 
     _unit = "samples"
 
+    @renamed_arguments(example="data_sample")
     def __new__(
         cls,
         host: str,
         port: int,
-        example: Any,
+        data_sample: Any,
         max_inflight_msgs: int = 32,
         *,
         token: str | bytes | None = None,
@@ -83,7 +85,7 @@ class TcpClient(TcpLifetime, TcpSender, AsyncSends):
         keepalive_s: float = 5.0,
     ) -> TcpClient:
         """Connects."""
-        schema = Schema.of(example, casting)
+        schema = Schema.of(data_sample, casting)
         options = TcpOptions(token, ca, server_name, connect_timeout_s, reconnect_timeout_s, keepalive_s)
         with explained(schema):
             self = super().__new__(

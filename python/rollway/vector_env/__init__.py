@@ -12,6 +12,7 @@ worker.py             the main loop of a worker process
 worker_env.py         one environment in a worker: its autoreset, its results, its actions
 protocol.py           tasks, flags, settings, spaces and faults
 layout.py             the arrays, in our segment and in a slot of a ring
+errors.py             errors that are also Gymnasium's, and those of an environment's own type
 ```
 
 Gymnasium is imported on use: ``pip install ".[gymnasium]"`` in the clone of Rollway.
@@ -71,6 +72,8 @@ def make_vec(
     context: Literal["fork", "spawn", "forkserver"] | None = None,
     daemon: bool = True,
     wrappers: Sequence[Callable[[Env[Any, Any]], Env[Any, Any]]] = (),
+    shared_memory: bool | None = None,
+    max_concurrency: int | None = None,
     **env_kwargs: Any,
 ) -> ShmVectorEnv:
     """Makes environments that run in worker processes, with their arrays in shared memory.
@@ -94,6 +97,10 @@ def make_vec(
         context: The start method of `multiprocessing`; by default its default.
         daemon: Whether workers may not have child processes, as in `multiprocessing`.
         wrappers: Applied to each environment made from an id.
+        shared_memory: ``True``: refuse observation spaces that are none of Gymnasium's, as `AsyncVectorEnv` does. By
+            default, and with ``False``, such observations travel as messages.
+        max_concurrency: As for `AsyncVectorEnv`: how many environments may step at a time. At most so many workers are
+            started, in place of ``num_workers``.
         **env_kwargs: Arguments for each environment made from an id.
 
     >>> envs = make_vec("CartPole-v1", num_envs=2)
@@ -123,6 +130,12 @@ def make_vec(
             raise InvalidArgument(f"num_envs is {num_envs}, but there are {len(makers)} functions")
     if not makers:
         raise InvalidArgument(f"num_envs is {num_envs or 0}; it must be at least 1")
+    if max_concurrency is not None:
+        if num_workers is not None:
+            raise InvalidArgument("max_concurrency is the number of workers at most: give it, or num_workers, not both")
+        if not hasattr(max_concurrency, "__index__") or max_concurrency < 1:
+            raise InvalidArgument(f"max_concurrency is {max_concurrency!r}; it must be a whole number, at least 1")
+        num_workers = min(len(makers), max_concurrency)
     envs = ShmVectorEnv(
         makers,
         num_workers=min(len(makers), _cpus()) if num_workers is None else num_workers,
@@ -134,6 +147,7 @@ def make_vec(
         restart=restart,
         context=context,
         daemon=daemon,
+        shared_memory=shared_memory,
     )
     envs.spec = spec
     return envs

@@ -21,6 +21,7 @@ from rollway._core import EnvCaller
 from rollway.errors import EnvDied, EnvRaised, WaitTimeout
 from rollway.runner.restart_policy import RestartPolicy
 from rollway.segment.naming import auto_name
+from rollway.vector_env.errors import ResultsTimeout
 from rollway.vector_env.fault_recovery import FaultBudget, FaultRecovery, LostEpisodes, Reset
 from rollway.vector_env.layout import RolloutTarget, SharedLayout
 from rollway.vector_env.messages import Deadlines, Messages, Packed, PendingAnswers
@@ -31,6 +32,7 @@ from rollway.vector_env.protocol import (
     Fault,
     ObservationMode,
     WorkerSettings,
+    describe_envs,
     raise_fault,
 )
 from rollway.vector_env.results import Results
@@ -160,6 +162,16 @@ class EnvPool:
             return self.core.num_busy() > 0 or bool(self._answers)
         return self.core.is_busy(env) or env in self._answers
 
+    def check_alive(self) -> None:
+        """Raises `EnvDied` again, if a worker has ended and was not replaced."""
+        death = self._recovery.death
+        if death is not None:
+            raise EnvDied(
+                f"{describe_envs(death.env_ids)} died before, and no step of all environments is possible any more: "
+                f"close() this vector environment and make it again. What happened: {death}",
+                death.env_ids,
+            ) from death
+
     def can_step_fast(self) -> bool:
         """Whether no request or fault is under way, and all parts of actions and results are arrays."""
         is_plain = not (self.action.variable_parts or self.shared_layout.observation.variable_parts)
@@ -199,7 +211,7 @@ class EnvPool:
                     outcome = self.core.wait(count - len(answers), self.deadlines.limit(), timeout)
             except WaitTimeout:
                 count = min(count, self.core.num_busy() + len(answers))
-                raise WaitTimeout(
+                raise ResultsTimeout(
                     f"fewer than {count} environments have answered within {timeout} s. Nothing is lost: call again to "
                     "wait longer, or reset()"
                 ) from None

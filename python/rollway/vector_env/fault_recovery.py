@@ -146,6 +146,8 @@ class FaultRecovery:
         self._busy_env = messages.arrays.busy_env
         self.targets: list[RolloutTarget] = []
         """Slots of rings that replacement workers have to know."""
+        self.death: EnvDied | None = None
+        """The end of a worker that was not replaced."""
 
     def on_raised(self, env: int, fault: Fault) -> None:
         """An environment has raised: it alone is made again, unless the error is the caller's."""
@@ -177,7 +179,8 @@ class FaultRecovery:
         if not all([self._fault_budget.record_fault(env) for env in at_fault]):
             policy = self._fault_budget.policy
             advice = RESTART_ADVICE if policy is None else f"That is one fault too many for {policy}"
-            raise EnvDied(f"{what}. {advice}", at_fault) from cause
+            self.death = EnvDied(f"{what}. {advice}", at_fault)
+            raise self.death from cause
         self._replace(worker, what, answers)
         return what
 
@@ -246,9 +249,9 @@ class FaultRecovery:
     def raise_death(self, worker: int) -> NoReturn:
         """Raises that a worker has ended. For callers without a restart policy."""
         envs, pid = list(self._workers.envs_of[worker]), self._workers.pid(worker)
-        raise EnvDied(
-            f"worker process {pid} of {describe_envs(envs)} ended: {self._workers.reap(worker)}. {RESTART_ADVICE}", envs
-        )
+        what = f"worker process {pid} of {describe_envs(envs)} ended: {self._workers.reap(worker)}"
+        self.death = EnvDied(f"{what}. {RESTART_ADVICE}", envs)
+        raise self.death
 
     def raise_hung(self, worker: int, envs: list[int]) -> NoReturn:
         """Raises that environments of a worker have not answered in time."""

@@ -24,6 +24,7 @@ from rollway.errors import InvalidArgument
 
 Array = npt.NDArray[Any]
 _FIXED = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+_VARIABLE = (spaces.Text, spaces.Sequence, spaces.Graph, spaces.OneOf)
 _ALIGN = 64
 
 
@@ -82,6 +83,17 @@ class SpaceLayout:
     def arrays(self, memory: _Allocator, rows: int) -> list[Array | None]:
         """One array of this many rows for each part; ``None`` for a variable one."""
         return [None if part.dtype is None else memory.take(part.dtype, rows, *part.shape) for part in self.parts]
+
+
+def custom_space(space: Space[Any]) -> Space[Any] | None:
+    """A space in this one that is none of Gymnasium's.
+
+    >>> custom_space(spaces.Dict({"eye": spaces.Box(0, 1, (2,)), "said": spaces.Text(5)}))
+    """
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        children = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+        return next((custom for child in children if (custom := custom_space(child)) is not None), None)
+    return None if isinstance(space, (*_FIXED, *_VARIABLE)) else space
 
 
 def _walk(tree: Any, value: Any) -> Iterator[Any]:

@@ -12,7 +12,7 @@ from collections.abc import Container, Sequence
 from typing import Any
 
 from rollway._core import EnvCaller
-from rollway.errors import WaitTimeout
+from rollway.vector_env.errors import ResultsTimeout
 from rollway.vector_env.layout import SharedArrays
 from rollway.vector_env.pipe import WorkerGone, WorkerTimeout, packed, sent_word
 from rollway.vector_env.protocol import FAULT, INLINE, OVERFLOW, Fault, describe_envs
@@ -133,7 +133,7 @@ class Messages:
             except WorkerTimeout:
                 if is_ours:
                     whose = describe_envs(self.workers.envs_of[worker])
-                    raise WaitTimeout(f"{whose} did not read what was sent in time") from None
+                    raise ResultsTimeout(f"{whose} did not read what was sent in time") from None
                 silent.append(worker)
         return silent
 

@@ -16,6 +16,7 @@ from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 from rollway._core import EnvWorker
 from rollway.errors import EnvRaised, InvalidArgument
+from rollway.vector_env.errors import SpacesDiffer, env_raised
 from rollway.vector_env.layout import RolloutTarget, SharedLayout
 
 # Tasks: 8 bits in the core's words.
@@ -89,7 +90,7 @@ class CommonSpaces:
 
     @classmethod
     def of(cls, descriptions: Sequence[EnvDescriptions], mode: ObservationMode) -> CommonSpaces:
-        """Compares the descriptions of all workers. Raises `InvalidArgument` when they differ."""
+        """Compares the descriptions of all workers. Raises `SpacesDiffer` when they differ."""
         observations = [space for description in descriptions for space in description.observation_spaces]
         actions = [space for description in descriptions for space in description.action_spaces]
         is_pair = isinstance(mode, tuple) and len(mode) == 2 and all(isinstance(space, Space) for space in mode)
@@ -98,18 +99,16 @@ class CommonSpaces:
         single = mode[1] if isinstance(mode, tuple) else observations[0]
         for env, (observation, action) in enumerate(zip(observations, actions, strict=True)):
             if mode == "same" and observation != single:
-                raise InvalidArgument(
+                raise SpacesDiffer(
                     f"environment {env} has the observation space {observation}, environment 0 has {single}. If that "
                     "is intended, use observation_mode='different'"
                 )
             if mode != "same" and not is_space_dtype_shape_equiv(observation, single):
-                raise InvalidArgument(
+                raise SpacesDiffer(
                     f"the observations of environment {env}, {observation}, do not have the shape and dtype of {single}"
                 )
             if action != actions[0]:
-                raise InvalidArgument(
-                    f"environment {env} has the action space {action}, environment 0 has {actions[0]}"
-                )
+                raise SpacesDiffer(f"environment {env} has the action space {action}, environment 0 has {actions[0]}")
         if isinstance(mode, tuple):
             batched: Space[Any] = mode[0]
         elif mode == "same":
@@ -133,7 +132,7 @@ class Fault:
     """``ValueError: its text``."""
     traceback: str
     pickled: bytes | None
-    """The exception itself, if it can be pickled."""
+    """The exception itself, or its class, if it can be pickled."""
     is_caller_error: bool = False
     """Whether it is raised to the caller under any policy."""
 
@@ -142,20 +141,30 @@ class Fault:
         """The fault that a worker reports for an exception."""
         is_caller_error = isinstance(error, CallerError)
         summary = str(error) if is_caller_error else "".join(traceback.format_exception_only(error)).strip()
-        try:
-            pickled = pickle.dumps(error)
-            pickle.loads(pickled)
-        except Exception:  # noqa: BLE001 - a user's exception may raise anything when it is pickled
-            pickled = None
+        pickled = _pickled(error) or _pickled(type(error))
         return cls(summary, "".join(traceback.format_exception(error)), pickled, is_caller_error)
 
-    def cause(self) -> BaseException | None:
-        """The exception itself, for ``raise … from``, if this process knows its class."""
-        cause: Any = None
+    def raised(self) -> BaseException | type[BaseException] | None:
+        """The exception itself, or its class, if this process knows it."""
+        raised: Any = None
         if self.pickled is not None:
             with contextlib.suppress(Exception):
-                cause = pickle.loads(self.pickled)
-        return cause if isinstance(cause, BaseException) else None
+                raised = pickle.loads(self.pickled)
+        return raised if isinstance(raised, BaseException | type) else None
+
+    def cause(self) -> BaseException | None:
+        """The exception itself, for ``raise … from``."""
+        raised = self.raised()
+        return raised if isinstance(raised, BaseException) else None
+
+
+def _pickled(error: BaseException | type[BaseException]) -> bytes | None:
+    try:
+        pickled = pickle.dumps(error)
+        pickle.loads(pickled)
+    except Exception:  # noqa: BLE001 - a user's exception may raise anything when it is pickled
+        return None
+    return pickled
 
 
 RESTART_ADVICE = "Use restart=RestartPolicy.up_to(3) to restart its environments while the others continue"
@@ -179,4 +188,5 @@ def raise_fault(envs: list[int], fault: Fault, what: str) -> NoReturn:
     if fault.is_caller_error:
         raise EnvRaised(f"{describe_envs(envs)} was left as it was: {fault.summary}", envs)
     text = f"{describe_envs(envs)} {what}: {fault.summary}\n\nIn the worker:\n{fault.traceback}"
-    raise EnvRaised(text, envs) from fault.cause()
+    raised = fault.raised()
+    raise env_raised(text, envs, raised) from (raised if isinstance(raised, BaseException) else None)

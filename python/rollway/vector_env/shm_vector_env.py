@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +18,20 @@ from gymnasium.error import CustomSpaceError
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
-from rollway.errors import ConnectionClosedError, EnvRaised, InvalidArgument, NotInThisProcess
+from rollway.errors import EnvRaised, InvalidArgument, NotInThisProcess
 from rollway.runner.restart_policy import RestartPolicy
 from rollway.schema.arrays import convert
 from rollway.vector_env.env_pool import EnvInfo, EnvPool, Outcome
-from rollway.vector_env.layout import Array, ArrayPlace, RolloutTarget, SlotClient, check_rollout, rollout_buffers
+from rollway.vector_env.errors import CallPending, CustomSpace, NoCallPending, VectorEnvClosed
+from rollway.vector_env.layout import (
+    Array,
+    ArrayPlace,
+    RolloutTarget,
+    SlotClient,
+    check_rollout,
+    custom_space,
+    rollout_buffers,
+)
 from rollway.vector_env.messages import Packed
 from rollway.vector_env.pipe import FOREVER_S
 from rollway.vector_env.protocol import RESET, SEND, STEP, ObservationMode
@@ -64,6 +74,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         restart: RestartPolicy | None = None,
         context: str | None = None,
         daemon: bool = True,
+        shared_memory: bool | None = None,
     ) -> None:
         """See `rollway.make_vec`."""
         self.num_envs, self.num_workers = len(env_fns), num_workers
@@ -79,6 +90,12 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         )
         self._pool.deadlines.timeout_s = step_timeout_s
         spaces = self._pool.spaces
+        if shared_memory and (custom := custom_space(spaces.single_observation_space)) is not None:
+            self._pool.close(0.0)
+            raise CustomSpace(
+                f"{custom!r} is none of Gymnasium's spaces, and cannot lie in shared memory: leave out "
+                "shared_memory=True, and its observations travel as messages"
+            )
         self.single_observation_space = spaces.single_observation_space
         self.single_action_space = spaces.single_action_space
         self.observation_space, self.action_space = spaces.observation_space, spaces.action_space
@@ -91,8 +108,12 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         self._all = list(range(self.num_envs))
         self._received: list[int] = []
         """The environments whose results were returned last."""
-        self._stepping = False
-        """Whether `step_async` was called, and `step_wait` was not."""
+        self._pending: Literal["step", "reset"] | None = None
+        """What was asked of all environments, and not returned yet."""
+        self._num_resetting = 0
+        """How many environments the pending reset is for."""
+        self._unawaited: Literal["step", "reset"] | None = None
+        """What the user has begun with `step_async` or `reset_async`, and not waited for at all."""
         self._can_step_fast = False
         """Whether the last operation was a step of all environments, after which nothing is left to do."""
         self._clients: dict[int, SlotClient] = {}
@@ -110,6 +131,30 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
             seed: One for all (environment ``i`` gets ``seed + i``), or one for each.
             options: Handed to every environment, without ``reset_mask``.
         """
+        self._ask_reset(seed, options)
+        return self._reset_wait(None)
+
+    def reset_async(
+        self, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> None:
+        """Requests a `reset`. `reset_wait` gets the results. (After `async_reset`, `recv` does, as they come.)"""
+        self._must_be_open()
+        self._must_be_idle()
+        self._ask_reset(seed, options)
+        self._unawaited = "reset"
+
+    def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
+        """The results of `reset_async`.
+
+        Raises:
+            WaitTimeout: They are not there within ``timeout`` seconds. Nothing is lost: call again.
+        """
+        self._must_be_open()
+        if self._pending != "reset":
+            raise NoCallPending("there is no reset to wait for: call reset_async() first", "reset")
+        return self._reset_wait(timeout)
+
+    def _ask_reset(self, seed: int | Sequence[int | None] | None, options: dict[str, Any] | None) -> None:
         seeds, mask, options = self._plan_reset(seed, options)
         pool = self._pool
         envs: list[int] = list(range(self.num_envs)) if mask is None else np.flatnonzero(mask).tolist()
@@ -118,13 +163,18 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         if mask is not None:
             for env in np.flatnonzero(~mask).tolist():
                 pool.results.copy_to_current(env)
+        self._pending, self._num_resetting = "reset", len(envs)
         pool.ask(RESET, request)
+
+    def _reset_wait(self, timeout: float | None) -> tuple[Any, dict[str, Any]]:
+        pool, self._unawaited = self._pool, None
         try:
-            _, env_infos = pool.gather(len(envs))
+            _, env_infos = pool.gather(self._num_resetting, timeout)
         except EnvRaised:
             pool.drain_after_error()
+            self._pending = None
             raise
-        self._received = self._all
+        self._pending, self._received = None, self._all
         return pool.results.observations(self.copy), self._infos(env_infos)
 
     def _plan_reset(
@@ -156,7 +206,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
             if one is not None and (mask is None or mask[env]):
                 self._pool.lost_episodes.seeds[env] = one
         self._pool.drain()
-        self._stepping = False
+        self._pending = self._unawaited = None
         return seeds, mask, options
 
     def step(self, actions: Any) -> Result:
@@ -167,22 +217,19 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         pool = self._pool
         self._write_actions(actions, None)
         pool.results.next_buffer()
-        self._stepping, self._can_step_fast = True, False
+        self._pending, self._can_step_fast = "step", False
         outcome = pool.core.step(STEP, pool.results.buffer, pool.deadlines.timeout_s)
         if outcome is not None:
             return self._step_wait(None, outcome)
-        self._stepping, self._can_step_fast = False, True
+        self._pending, self._can_step_fast = None, True
         pool.results.all_arrived()
         return (*pool.results.newest(self.copy), {})
 
     def step_async(self, actions: Any) -> None:
         """Requests a step of all environments. `step_wait` gets the results."""
         self._must_be_open()
+        self._must_be_idle()
         pool = self._pool
-        if self._stepping or pool.is_busy():
-            raise InvalidArgument(
-                "a step or a reset is under way: take its results with step_wait() or recv() first, or reset()"
-            )
         if pool.action.variable_parts:
             request = self._pack_actions(actions, range(self.num_envs))
             pool.next_buffer()
@@ -191,7 +238,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
             self._write_actions(actions, None)
             pool.next_buffer()
             pool.core.ask(STEP, pool.results.buffer, None)
-        self._stepping = True
+        self._pending = self._unawaited = "step"
 
     def step_wait(self, timeout: float | None = None) -> Result:
         """The results of `step_async`.
@@ -200,19 +247,19 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
             WaitTimeout: They are not there within ``timeout`` seconds. Nothing is lost: call again.
         """
         self._must_be_open()
-        if not self._stepping:
-            raise InvalidArgument("there is no step to wait for: call step_async() first")
+        if self._pending != "step":
+            raise NoCallPending("there is no step to wait for: call step_async() first", "step")
         return self._step_wait(timeout, None)
 
     def _step_wait(self, timeout: float | None, outcome: Outcome | None) -> Result:
-        pool = self._pool
+        pool, self._unawaited = self._pool, None
         try:
             _, env_infos = pool.gather(self.num_envs, timeout, outcome)
         except EnvRaised:  # the others have done their step; their infos are dropped
             pool.drain_after_error()
-            self._stepping = False
+            self._pending = None
             raise
-        self._stepping, self._can_step_fast, self._received = False, pool.can_step_fast(), self._all
+        self._pending, self._can_step_fast, self._received = None, pool.can_step_fast(), self._all
         infos = self._infos(env_infos) if env_infos else {}
         return (*pool.results.newest(self.copy), infos)
 
@@ -252,7 +299,9 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
             if not 0 <= env < self.num_envs:
                 raise InvalidArgument(f"env_id has {env}; there are {self.num_envs} environments, numbered from 0")
             if self._pool.is_busy(env):
-                raise InvalidArgument(f"environment {env} is still busy with its last action: recv() its results first")
+                raise CallPending(
+                    f"environment {env} is still busy with its last action: recv() its results first", "send"
+                )
         if len(set(envs)) != len(envs):
             raise InvalidArgument(f"env_id names an environment twice: {envs}")
         pool = self._pool
@@ -280,9 +329,12 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         """
         self._must_be_open()
         pool = self._pool
-        if self._stepping or not pool.is_busy():
-            raise InvalidArgument("nothing was sent: call async_reset() or send() first")
+        if self._pending == "step" or not pool.is_busy():
+            raise NoCallPending("nothing was sent: call async_reset() or send() first", "recv")
+        self._unawaited = None
         envs, env_infos = pool.gather(self.batch_size, timeout)
+        if not pool.is_busy():
+            self._pending = None  # it was a reset
         self._received = envs
         infos = self._infos(env_infos)
         infos["env_id"] = np.array(envs)
@@ -328,8 +380,9 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         """
         self._must_be_open()
         pool, results, layout = self._pool, self._pool.results, self._pool.shared_layout.observation
-        if results.rollout is not None or self._stepping or pool.is_busy():
-            raise InvalidArgument("a step or another collect_into() is under way: finish it first")
+        if results.rollout is not None:
+            raise InvalidArgument("another collect_into() is under way: finish it first")
+        self._must_be_idle()
         parts = layout.split(observations)
         others = {"rewards": rewards, "terminations": terminations, "truncations": truncations}
         steps = check_rollout(layout, self.num_envs, parts, others)
@@ -342,7 +395,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         try:
             yield layout.build([array[0] for array in parts])
         finally:
-            self._stepping = False
+            self._pending = self._unawaited = None
             pool.end_rollout()
 
     def _target(self, client: SlotClient, steps: int, parts: list[Array], others: dict[str, Array]) -> RolloutTarget:
@@ -411,6 +464,13 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
     def close_extras(self, timeout: float | None = 5.0, terminate: bool = False) -> None:
         """Ends the workers: those that have not closed their environments within ``timeout`` seconds are killed."""
         self._can_step_fast = False
+        if self._unawaited is not None:
+            warnings.warn(
+                f"close() while a {self._unawaited} is under way: its results are lost. Call {self._unawaited}_wait() "
+                "before",
+                stacklevel=3,
+            )
+            self._unawaited = None
         self._pool.close(0.0 if terminate else FOREVER_S if timeout is None else timeout)
 
     @property
@@ -421,7 +481,9 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
     def __enter__(self) -> ShmVectorEnv:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._unawaited = None
         self.close()
 
     def __reduce__(self) -> NoReturn:
@@ -431,9 +493,19 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         """Raises if this cannot be used. Also ends the fast path of `step`."""
         self._can_step_fast = False
         if self.closed:
-            raise ConnectionClosedError("this vector environment is closed")
+            raise VectorEnvClosed("this vector environment is closed")
         if self._pid != _process:
             raise NotInThisProcess(f"this vector environment is process {self._pid}'s: make one in the forked child")
+
+    def _must_be_idle(self) -> None:
+        """Raises if results are still to come, or will never come."""
+        if self._pending is not None or self._pool.is_busy():
+            self._pool.check_alive()
+            raise CallPending(
+                "a step or a reset is under way: take its results with step_wait(), reset_wait() or recv() first, or "
+                "reset()",
+                self._pending or "send",
+            )
 
     def _pack_actions(self, actions: Any, envs: Sequence[int]) -> Packed:
         """Packs actions that have parts of variable size; they go by the pipe as a whole."""
@@ -474,7 +546,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
             array[slice(None) if envs is None else envs] = given
 
     def _misshapen(self, error: Exception) -> InvalidArgument:
-        return InvalidArgument(f"actions do not have the structure of {self.action_space}: {error!r}")
+        kind = CustomSpace if isinstance(error, CustomSpaceError) else InvalidArgument
+        return kind(f"actions do not have the structure of {self.action_space}: {error!r}")
 
 
 def _cast(given: Array, dtype: np.dtype[Any], path: str) -> Array:

@@ -31,26 +31,31 @@ class WeightOptions(TypedDict, total=False):
 
 
 class WeightSync(WeightReading):
-    """Moves weights from one writer to any number of readers, through shared memory, version by version.
+    """Moves weights from a writer to any number of readers, through shared memory, version by version.
 
     A reader gets a whole version, never a mixture of two. The writer waits for no reader, and no reader waits for the
     writer: the writer fills a copy of the weights that no reader uses, and then publishes it with one store. If the
     writer dies in the middle, readers keep the last whole version. A process that creates the weights again under the
     same name, or attaches and writes, continues from it.
 
+    Every handle may write, also one that was attached, unpickled or forked. One writes at a time; the others wait until
+    its write is done, at most ``peer_timeout_s``. One process creates the weights: a second one is refused while the
+    first lives.
+
     Takes torch state dicts, and any tree of numpy or JAX arrays. Each leaf keeps its dtype.
 
     Args:
         param_shapes: The shape of each parameter: a dict, or any tree of tuples. (`from_state_dict` finds them itself.)
-        name: What readers attach to; automatic when left out. Weights of that name without a living writer are
-            continued.
+        name: What others attach to; automatic when left out. Weights of that name are continued, if the process that
+            created them is gone.
         dtypes: One dtype for all leaves, or a mapping from their names; float32 where it does not say.
         max_buffers: How many copies of the weights there may be at most. Three exist from the start; more are made only
             while slow readers keep those.
-        max_readers: How many handles may be attached at once, besides the writer's.
+        max_readers: How many handles may be attached at once, besides the creator's. One that also writes counts twice.
         checksum: Keep a checksum of each leaf, and compare it at every read: for machines that you do not trust.
         threads: How many threads copy large weights. Left out: as many as this process may use, at most four.
-        peer_timeout_s: How long `wait_for_version` waits while no writer lives; ``None`` for ever.
+        peer_timeout_s: How long `wait_for_version` waits while no writer lives, and a write for that of another
+            process; ``None`` for ever.
 
     >>> import numpy as np
     >>> weights = {"w": np.ones((2, 2), np.float32), "b": np.zeros(2, np.float32)}
@@ -104,8 +109,7 @@ class WeightSync(WeightReading):
     ) -> Self:
         """Opens weights by their name; the segment has the paths, dtypes and shapes.
 
-        ``connect_timeout_s``: how long to wait until they are created. The first `write_weights` or `update_weights` of
-        the handle makes it the writer, if no writer lives.
+        ``connect_timeout_s``: how long to wait until they are created.
         """
         self = cls.__new__(cls)
         self._attach(name, connect_timeout_s, threads, peer_timeout_s)
@@ -113,10 +117,10 @@ class WeightSync(WeightReading):
 
     @classmethod
     def _without_writer(cls, param_shapes: Any, dtypes: Any, name: str | None) -> Self:
-        """Opens or makes small weights with room for many handles. The first handle that writes is the writer."""
+        """Opens or makes small weights with room for many handles, none of which is the creator's."""
         self = cls.__new__(cls)
         tree = WeightTree.of_shapes(param_shapes, dtypes)
-        self._create(tree, name, False, max_readers=1000, threads=1, peer_timeout_s=None)
+        self._create(tree, name, False, max_readers=1000, threads=1)
         return self
 
     def _create(
@@ -142,7 +146,7 @@ class WeightSync(WeightReading):
                 schema=tree.text,
                 leaf_bytes=[leaf.nbytes for leaf in tree.leaves],
                 max_buffers=max_buffers,
-                max_peers=max_readers + 2,  # the writer and its successor
+                max_peers=max_readers + 2,  # the creator and its successor
                 checksum=checksum,
                 writes=writes,
                 threads=threads,
@@ -193,11 +197,15 @@ class WeightSync(WeightReading):
 
     @property
     def writer_pid(self) -> int | None:
-        """The process that writes, alive or dead; ``None`` when there is no writer."""
+        """The process that wrote last, alive or dead; ``None`` when there is no writer."""
         return self._core.writer_pid
 
     def write_weights(self, state_dict: Any) -> None:
-        """Publishes all weights as the next version. Raises before anything is changed if a leaf does not fit."""
+        """Publishes all weights as the next version. Raises before anything is changed if a leaf does not fit.
+
+        Waits while another process is in the middle of a write. `SegmentInUse` names that process when it is not done
+        within ``peer_timeout_s``.
+        """
         self._write(self._tree.sources(state_dict))
 
     def update_weights(self, changed: Any) -> None:
@@ -219,7 +227,7 @@ class WeightSync(WeightReading):
         return f"in '{self.name}'"
 
     def _write(self, places: Places) -> None:
-        self._core.write(places.leaves, places.addresses)
+        self._core.write(places.leaves, places.addresses, self._peer_timeout_s)
 
     def serve(self, transport: TcpTransport) -> TcpEndpoint:
         """Gives these weights to workers on other hosts, on a port of their own: they read them with `TcpWeights`.
@@ -259,8 +267,8 @@ class WeightSync(WeightReading):
     def close(self) -> None:
         """Closes this handle, and ends calls that wait with it in other threads. Safe to call twice.
 
-        The last process to close removes the name. A name that a user chose stays if the writer died without closing,
-        so that a new learner can continue with the version. `cleanup` and ``rollway gc`` remove it.
+        The last process to close removes the name. A name that a user chose stays if the last writer to go died without
+        closing, so that a new learner can continue with the version. `cleanup` and ``rollway gc`` remove it.
         """
         self._end()
 

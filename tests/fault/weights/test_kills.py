@@ -65,7 +65,15 @@ def test_a_stopped_writer_is_not_dead_and_goes_on(name, child):
         with pytest.raises(rollway.WaitTimeout, match="lives"):
             reader.wait_for_version(there + 1, timeout=0.1)
         with pytest.raises(rollway.errors.SegmentInUse, match=f"pid {writer.pid} writes"):
-            reader.write_weights(reader.read_weights())
+            SharedWeightSync({f"l{i}": (size,) for i, size in enumerate(SIZES)}, dtypes="int64", shm_name=name)
+        with SharedWeightSync.attach(name, peer_timeout_s=0) as second:
+            try:
+                second.write_weights(second.read_weights())
+            except rollway.errors.SegmentInUse as stopped:
+                assert f"pid {writer.pid} is in the middle of a write" in str(stopped)
+            else:
+                there += 1
+                assert reader.version == there, "it was stopped between two writes"
         writer.resume()
         assert reader.wait_for_version(there + 1, timeout=30) > there
         writer.kill()

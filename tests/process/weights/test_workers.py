@@ -1,12 +1,12 @@
 """SharedWeightSync between real processes: spawned, forked, and attached by name."""
 
 import multiprocessing as mp
+import os
 import signal
 
 import numpy as np
 import pytest
 
-import rollway
 from rollway import SharedWeightSync
 
 READER = """
@@ -67,22 +67,45 @@ def test_it_goes_into_a_child_process_as_an_argument(name, method):
         assert writer.read_weights()["l0"] == 3
 
 
-def write_in_child(sync, pipe):
-    try:
-        sync.write_weights(filled(9))
-    except rollway.RollwayError as error:
-        pipe.send(type(error).__name__)
+def write_in_child(sync, pipe, turns):
+    for turn in range(turns):
+        sync.write_weights(filled(9 + turn))
+    pipe.send(sync.version)
+    pipe.recv()  # The other one sees it alive.
 
 
-def test_a_forked_child_is_not_the_writer(name):
-    context = mp.get_context("fork")
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_a_child_writes_beside_its_parent(name, method):
+    context = mp.get_context(method)
     ours, theirs = context.Pipe()
     with SharedWeightSync.from_state_dict(filled(1), shm_name=name) as writer:
-        process = context.Process(target=write_in_child, args=(writer, theirs))
+        process = context.Process(target=write_in_child, args=(writer, theirs, 3))
         process.start()
-        assert ours.poll(30) and ours.recv() == "NotInThisProcess"
+        assert ours.poll(30) and ours.recv() == 4 == writer.version
+        assert writer.writer_pid == process.pid and (writer.read_weights()["l1"] == 11).all()
+        writer.write_weights(filled(2))
+        assert writer.version == 5 and writer.writer_pid == os.getpid()
+        ours.send("end")
         process.join()
-        assert writer.version == 1
+        writer.write_weights(filled(3))
+        assert writer.version == 6
+
+
+def test_processes_that_write_at_once_lose_no_version_and_tear_none(name):
+    context = mp.get_context("fork")
+    with SharedWeightSync.from_state_dict(filled(1), shm_name=name) as writer:
+        pipes = [context.Pipe() for _ in range(3)]
+        processes = [context.Process(target=write_in_child, args=(writer, theirs, 100)) for _, theirs in pipes]
+        for process in processes:
+            process.start()
+        while any(not ours.poll() for ours, _ in pipes):
+            leaves = writer.read_weights()
+            assert len({int(number) for leaf in leaves.values() for number in leaf.ravel()}) == 1, "torn"
+        for ours, _ in pipes:
+            ours.send("end")
+        for process in processes:
+            process.join()
+        assert writer.version == 301
 
 
 def test_a_reader_may_come_before_the_writer(name, child):

@@ -2,6 +2,7 @@
 
 import inspect
 import pickle
+import threading
 import warnings
 from importlib import import_module
 
@@ -13,6 +14,7 @@ from rollway.replay import TransitionBuffer
 from rollway.ring import RolloutRing
 from rollway.runner import Runner
 from rollway.weights import ObsNormStats, WeightSync
+from tests.support.processes import until
 
 
 class Unilab:
@@ -155,11 +157,13 @@ def test_from_state_dict_attaches_and_writes_the_next_version(name):
     weights = {"w": np.ones(2, np.float32)}
     writer = rollway.SharedWeightSync.from_state_dict(weights, shm_name=name, lock=object())
     with rollway.SharedWeightSync.attach(name) as reader:
-        with pytest.raises(rollway.RollwayError):  # its writer lives
-            rollway.SharedWeightSync.from_state_dict(weights, create=False, shm_name=name)
+        with rollway.SharedWeightSync.from_state_dict({"w": 2 * weights["w"]}, create=False, shm_name=name) as second:
+            assert second.version == 2 and reader.read_weights()["w"].tolist() == [2.0, 2.0]
+            writer.write_weights(weights)
+            assert second.version == 3
         writer.close()
-        with rollway.SharedWeightSync.from_state_dict({"w": 2 * weights["w"]}, create=False, shm_name=name) as next_one:
-            assert next_one.version == 2 and reader.read_weights()["w"].tolist() == [2.0, 2.0]
+        with rollway.SharedWeightSync.from_state_dict({"w": 4 * weights["w"]}, create=False, shm_name=name) as third:
+            assert third.version == 4 and reader.read_weights()["w"].tolist() == [4.0, 4.0]
 
 
 def test_observation_statistics_pickle_as_the_class_that_they_are():
@@ -221,6 +225,47 @@ def test_advancing_passes_over_rollouts_that_were_not_read():
         ring.advance_read()
         ring.advance_read()  # There is none: nothing happens.
         assert ring.available() == 0
+
+
+def test_a_slot_is_published_as_it_lies_when_no_buffer_was_asked_for():
+    with rollway.RolloutRingBuffer(1, 1, 1, 1, num_slots=2) as ring:
+        for i in (1, 2):
+            ring.write_buffer["obs"][:] = i
+            ring.signal_write_done()
+        for i in (1, 2):
+            assert ring.read_numpy_views()["obs"].item() == i
+            ring.advance_read()
+        for version in (7, 8):
+            ring.signal_write_done(version=version)
+        assert ring.available() == 2
+        seen = []
+        for version in (7, 8):
+            assert ring.wait_for_data(5) and ring.read_info().version == version
+            seen.append(ring.read_numpy_views()["obs"].item())
+            ring.advance_read()
+        assert sorted(seen) == [1, 2], "what earlier rollouts left in the two slots"
+        with pytest.raises(rollway.InvalidArgument, match="version"):
+            ring.signal_write_done(version=-1)
+        assert ring.available() == 0
+
+
+def test_publishing_a_slot_as_it_lies_waits_for_one_when_the_writer_blocks():
+    with rollway.RolloutRingBuffer(1, 1, 1, 1, num_slots=2, on_full="block") as ring:
+        published = []
+
+        def publish():
+            for number in range(3):
+                ring.signal_write_done()
+                published.append(number)
+
+        writer = threading.Thread(target=publish)
+        writer.start()
+        until(lambda: ring.stats()["blocked"] > 0)
+        assert published == [0, 1]
+        assert ring.wait_for_data(5)
+        ring.advance_read()
+        writer.join()
+        assert published == [0, 1, 2] and ring.available() == 2
 
 
 def test_attaching_takes_the_names_of_all_fields_and_the_number_of_slots_from_the_ring():

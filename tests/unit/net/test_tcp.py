@@ -711,7 +711,7 @@ def test_workers_in_shared_memory_and_over_tcp_fill_one_batch(name):
             server.submit(value(30))
             batch, info = server.sample(timeout=10)
             assert batch[:, 0].tolist() == [10, 20, 30] and info.producer_ids.tolist()[:2] == [1, 2]
-            assert info.active_connections == 3, "one in shared memory, one over TCP, and the learner itself"
+            assert info.active_connections == 2, "one in shared memory, one over TCP, and not the learner itself"
 
 
 def test_several_tcp_transports_feed_one_ring_and_their_counters_are_added():
@@ -1290,9 +1290,10 @@ def test_a_batch_says_how_many_workers_are_connected():
         clients.pop().close()
         until(lambda: info.active_connections == 2)
         server.submit(value(0))
-        assert info.active_connections == 3, "the learner itself is one"
+        assert info.active_connections == 2, "the learner itself is no client"
+        assert server.stats()["producers_alive"] == 3, "but a producer"
         [client.close() for client in clients]
-        until(lambda: info.active_connections == 1)
+        until(lambda: info.active_connections == 0)
 
 
 def test_more_connections_than_allowed_are_told_to_wait():
@@ -1377,7 +1378,19 @@ def test_a_client_with_senseless_options_does_not_start(options, message):
 def test_a_number_out_of_range_is_named(options):
     with serve() as server:
         with pytest.raises(rollway.InvalidArgument, match=next(iter(options))):
-            rollway.TcpClient("127.0.0.1", **{"port": server.port, **options}, example=ONE)
+            rollway.TcpClient("127.0.0.1", **{"port": server.port, **options}, data_sample=ONE)
+
+
+def test_the_sample_is_given_by_echos_keyword_and_by_the_one_before_it():
+    with serve(2) as server:
+        with rollway.TcpClient("127.0.0.1", server.port, data_sample=ONE) as client:
+            client.send(value(1))
+        with pytest.warns(DeprecationWarning, match="'example' is deprecated: use 'data_sample'") as seen:
+            client = rollway.TcpClient("127.0.0.1", server.port, example=ONE)
+        assert seen[0].filename == __file__
+        with client:
+            client.send(value(2))
+        assert drain(server, 2) == [1, 2]
 
 
 @pytest.mark.parametrize("options", [{"port": 70000}, {"port": -1}, {"io_threads": -1}], ids=str)

@@ -7,6 +7,7 @@ import pytest
 
 import rollway
 from rollway import RolloutRingBuffer
+from rollway.ring import RolloutRing
 
 DIMS = {"num_envs": 3, "num_steps": 5, "obs_dim": 4, "action_dim": 2}
 
@@ -231,9 +232,9 @@ def test_tensors_that_were_read_are_the_readers_own(ring, torch):
 def test_reading_nothing_and_publishing_nothing_are_clear_errors(ring):
     with pytest.raises(rollway.WaitTimeout, match="wait_for_data"):
         ring.read_numpy_views()
-    with pytest.raises(rollway.InvalidArgument, match="write_buffer"):
-        ring.signal_write_done()
     ring.advance_read()
+    with RolloutRing(**DIMS) as own, pytest.raises(rollway.InvalidArgument, match="write_buffer"):
+        own.signal_write_done()
 
 
 def test_attaching_checks_shapes_and_slots(ring):

@@ -119,7 +119,7 @@ def test_echos_metrics_are_there():
         submit(server, *range(5))
         info = server.sample().info
         assert info.store_size == 3 and info.samples_inserted_total == 5 and info.queue_depth_sum == 1
-        assert info.active_connections == 1 and info.push_blocked_count == 0 and info.cas_failure_total == 0
+        assert info.active_connections == 0 and info.push_blocked_count == 0 and info.cas_failure_total == 0
         assert info.cas_success_total == 5 and info.reservation_retries_total == 0 and info.notify_count == 0
         assert info.queue_depth_max == 1 and info.wait.count == 0
         assert info.memcpy.count == 1 and info.queue_dwell.count == 1
@@ -710,10 +710,10 @@ def test_threads_that_submit_first_at_the_same_time_are_one_producer(monkeypatch
 
     class Slow:
         @staticmethod
-        def _beside(*args):
+        def _of_server(*args):
             with contextlib.suppress(threading.BrokenBarrierError):  # the other does not come here, as it should be
                 both.wait(0.2)
-            return Producer._beside(*args)
+            return Producer._of_server(*args)
 
     monkeypatch.setattr("rollway.ring.server.Producer", Slow)
     with rollway.Server(ONE, 2) as server:

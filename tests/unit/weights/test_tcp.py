@@ -180,9 +180,9 @@ def test_a_host_reads_one_copy_by_its_name(sync, endpoint, name):
         assert filled(other.read_weights()) == 4
         with pickle.loads(pickle.dumps(weights)) as unpickled:
             assert unpickled.name == name and filled(unpickled.read_weights()) == 4
-        with pytest.raises(rollway.errors.SegmentInUse, match="one writer"):
+        with pytest.raises(rollway.errors.SegmentInUse, match="writes the weights"):
             connect(endpoint, name=name)
-        with pytest.raises(rollway.errors.SegmentInUse, match="one writer"):
+        with pytest.raises(rollway.errors.SegmentInUse, match="a learner on another host"):
             other.write_weights(tree(5))
     with connect(endpoint) as weights, pytest.raises(TypeError, match="give them a name"):
         pickle.dumps(weights)

@@ -1,11 +1,14 @@
 """SharedWeightSync in one process: what is moved, what is refused, and what is left behind."""
 
 import collections
+import contextlib
 import copy
 import dataclasses
+import os
 import pickle
 import struct
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -243,16 +246,74 @@ def test_options_out_of_range_are_refused(options):
         SharedWeightSync({"a": (2,)}, create=False)
 
 
-def test_a_second_writer_is_refused_and_told_who_writes(pair, name):
+def test_creating_what_a_living_process_created_is_refused_and_told_who_did(pair, name):
     writer, reader = pair
-    assert writer.writer_pid == reader.writer_pid
-    with pytest.raises(rollway.errors.SegmentInUse, match=f"pid {writer.writer_pid} writes"):
+    reader.write_weights(weights(2))
+    with pytest.raises(rollway.errors.SegmentInUse, match=f"pid {writer.writer_pid} writes.*Attach to them"):
         SharedWeightSync.from_state_dict(weights(), shm_name=name)
-    with pytest.raises(rollway.errors.SegmentInUse, match=f"pid {writer.writer_pid} writes"):
-        reader.write_weights(weights(3))
     writer.close()
-    reader.write_weights(weights(3))
-    assert reader.version == 2
+    with SharedWeightSync.from_state_dict(weights(3), shm_name=name) as again:
+        reader.write_weights(weights(4))
+        assert again.version == 4, "one that is attached, and wrote, does not keep the learner away"
+
+
+def test_handles_write_by_turns(pair):
+    writer, reader = pair
+    third = pickle.loads(pickle.dumps(reader))
+    with third:
+        for number, sync in enumerate((reader, writer, reader, third, writer), start=2):
+            sync.write_weights(weights(number))
+            sync.update_weights({"b": weights(number + 10)["b"]})
+        assert writer.version == 11
+        for sync in (writer, reader, third):
+            np.testing.assert_equal(sync.read_weights(), {**weights(6), "b": weights(16)["b"]})
+    writer.close()
+    assert reader.writer_pid is not None, "it is a writer, too, and lives"
+    reader.write_weights(weights(9))
+    assert reader.version == 12
+
+
+IDLE, WRITING = (struct.pack("<Q", word) for word in (1 << 22 | 1, 1 << 62 | 1 << 22 | 1))
+"""The writer word that names the first handle on the first seat: between two writes, and in the middle of one."""
+
+
+def test_a_write_waits_for_the_end_of_another_and_says_whose_it_is(pair, name):
+    _, second = pair
+    with SharedWeightSync.attach(name, peer_timeout_s=0) as hurried:
+        overwrite(name, IDLE, WRITING)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(second.write_weights, weights(2))
+            with pytest.raises(rollway.errors.SegmentInUse, match=f"pid {os.getpid()} is in the middle of a write"):
+                hurried.write_weights(weights(3))
+            assert not waiting.done() and second.version == 1
+            overwrite(name, WRITING, IDLE)
+            waiting.result(30)
+        assert second.version == 2
+        hurried.write_weights(weights(3))
+
+
+def test_closing_a_handle_ends_its_wait_for_another_write(pair, name):
+    _, second = pair
+    overwrite(name, IDLE, WRITING)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(second.write_weights, weights(2))
+        second.close()
+        with pytest.raises(rollway.ConnectionClosedError, match="this handle on the weights"):
+            waiting.result(30)
+    overwrite(name, WRITING, IDLE)
+
+
+def test_threads_with_handles_of_their_own_write_one_after_the_other(name):
+    with SharedWeightSync.from_state_dict(weights(), shm_name=name) as first, contextlib.ExitStack() as handles:
+        others = [handles.enter_context(SharedWeightSync.attach(name)) for _ in range(3)]
+
+        def write(sync):
+            for number in range(50):
+                sync.write_weights(weights(number))
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(write, [first, *others]))
+        assert first.version == 201
 
 
 def test_creating_again_goes_on_and_other_leaves_are_refused(pair, name):

@@ -269,6 +269,11 @@ impl Consumer {
     pub fn producers(&self) -> crate::segment::Census {
         self.seat.census(Role::Producer)
     }
+
+    /// How many of them are the learners' own: what `submit` writes with.
+    pub fn own_producers(&self) -> usize {
+        self.seat.census(Role::OwnProducer).alive
+    }
 }
 
 impl Drop for Consumer {

@@ -55,7 +55,12 @@ impl Producer {
 
     /// Sits down on an open ring.
     pub fn attach_to(ring: Arc<Ring>, spec: ProducerSpec) -> Result<Producer> {
-        let seat = Seat::take(ring.segment().clone(), Role::Producer, |seat| ring.sweep(seat))?;
+        Producer::attach_as(Role::Producer, ring, spec)
+    }
+
+    /// As [`attach_to`](Self::attach_to). `role`: [`Role::Producer`], or [`Role::OwnProducer`] for what a learner submits itself.
+    pub fn attach_as(role: Role, ring: Arc<Ring>, spec: ProducerSpec) -> Result<Producer> {
+        let seat = Seat::take(ring.segment().clone(), role, |seat| ring.sweep(seat))?;
         Ok(Producer {
             seat,
             producer_id: AtomicU32::new(spec.producer_id.unwrap_or_else(|| ring.next_producer_id())),

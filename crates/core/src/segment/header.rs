@@ -23,7 +23,7 @@ use std::path::Path;
 /// The first eight bytes of a segment.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"ROLLWAY\x01");
 /// Changes whenever a byte of any layout moves, or means something else.
-pub const LAYOUT_VERSION: u32 = 3;
+pub const LAYOUT_VERSION: u32 = 4;
 /// Everything that starts on a page starts on one of this size.
 pub const PAGE: usize = 4096;
 /// Numbers for the structure in the body to describe itself with.
@@ -65,6 +65,7 @@ pub struct SeatRecord {
     pub life: AtomicU32,
     /// One of [`seat_state`].
     pub state: AtomicU32,
+    /// A [`Role`](super::Role).
     pub role: AtomicU32,
     pub pid: AtomicU32,
     pub joined_unix_ns: AtomicU64,

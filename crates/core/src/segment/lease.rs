@@ -78,6 +78,16 @@ impl Owner {
 pub enum Role {
     Producer = 1,
     Consumer = 2,
+    /// A producer of the learner itself: of what it submits, or of the weights that it made. It is a
+    /// [`Producer`](Role::Producer), too, and counts as one.
+    OwnProducer = 5,
+}
+
+impl Role {
+    /// Whether a record whose role is `word` is of one in this role.
+    fn is_in(self, word: u32) -> bool {
+        word & self as u32 == self as u32
+    }
 }
 
 /// Tests, takes or gives back the locks of `seats` seats.
@@ -462,7 +472,7 @@ impl Seat {
     /// Those in a role that have not left: alive, leaving or dead.
     fn members(&self, role: Role) -> impl Iterator<Item = Member> {
         let seats = self.segment.seats().iter().enumerate();
-        let in_role = seats.filter(move |(_, record)| record.role.load(Ordering::Relaxed) == role as u32);
+        let in_role = seats.filter(move |(_, record)| role.is_in(record.role.load(Ordering::Relaxed)));
         in_role.filter_map(|(index, record)| {
             // SYNC seat.state: Acquire here, Release in `lock_seat`, `leave` and `leave_and_unlink`. One look: a holder that is
             // leaving may have left at a second one.
@@ -472,6 +482,13 @@ impl Seat {
             let (is_leaving, pid) = (state == seat_state::LEAVING, record.pid.load(Ordering::Relaxed));
             (!is_left(state)).then_some(Member { owner, is_leaving, pid })
         })
+    }
+
+    /// Another participant in a role, which lives and is not about to leave.
+    pub fn another(&self, role: Role) -> Option<Owner> {
+        let me = self.owner();
+        let mut others = self.members(role).filter(|member| Some(member.owner) != me && !member.is_leaving);
+        others.find(|member| self.is_alive(member.owner)).map(|member| member.owner)
     }
 
     /// Whether that is so for good: the last one died when it had taken the name away, so that none can come.

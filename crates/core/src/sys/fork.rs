@@ -16,8 +16,8 @@
 //!
 //! The other locks of the core never meet these the wrong way round: `records::{Producer, Consumer}::recovered` and
 //! `ring::Producer::spin` are only ever *tried*; `ProcessLane::ledger`, `weights::Writer::turn`, `vector_env::Worker::spin` and
-//! those of `net` are taken by threads that hold none of the above, and a forked child does not take them: it has a lane of
-//! its own, or is refused. In `net::WeightSource`, `held` is taken before `reader`.
+//! those of `net` are taken by threads that hold none of the above, and a forked child does not take them: it has a lane or
+//! a writer of its own, or is refused. In `net::WeightSource`, `held` is taken before `reader`.
 
 use rustix::thread::futex;
 use std::os::fd::{AsRawFd, RawFd};

@@ -282,7 +282,7 @@ points! {
         RecordReturned,
     }
     WEIGHTS [NotifyCleared, NotifyMoved] {
-        /// A writer of weights noted its name, and has not looked at what the last one left.
+        /// A process began to write weights, and has not looked at what the last writer left.
         WriterTaken,
         /// A writer reserved one more buffer, and has not noted it.
         BufferGrown,
@@ -294,6 +294,8 @@ points! {
         BufferWritten,
         /// A writer published a version, and has not woken the readers.
         VersionPublished,
+        /// A writer ended its write, and has not woken the next writer.
+        WriteEnded,
         /// A reader pinned a buffer, and has not read it.
         ReaderPinned,
     }

@@ -5,10 +5,9 @@
 
 use super::copy::{self, LeafCopy};
 use super::layout::Latest;
-use super::writer::{Writer, out_of_range};
+use super::writer::{Turn, Writer, out_of_range};
 use crate::error::{Error, Result};
 use crate::sys::sync::Ordering;
-use std::sync::MutexGuard;
 
 /// Versions have 56 bits.
 const MAX_VERSION: u64 = (1 << 56) - 1;
@@ -16,11 +15,10 @@ const MAX_VERSION: u64 = (1 << 56) - 1;
 /// A version that is being written. Dropped, it was never there.
 #[derive(Debug)]
 pub struct Draft<'a> {
-    writer: &'a Writer,
+    turn: Turn<'a>,
     next: Latest,
     /// Those that are to be filled, in the order in which they were given.
     leaves: Vec<usize>,
-    _turn: MutexGuard<'a, ()>,
 }
 
 impl Writer {
@@ -31,11 +29,9 @@ impl Writer {
 
     /// As [`draft`](Self::draft); without a number, it gets the next one.
     pub(super) fn begin(&self, version: Option<u64>, leaves: &[usize]) -> Result<Draft<'_>> {
-        let me = self.owner()?;
-        let turn = self.lock_writing();
+        let turn = self.begin_write()?;
         let (weights, protocol) = (self.weights(), self.weights().protocol());
         let geometry = weights.geometry();
-        self.check_writer(me)?;
         let latest = protocol.latest().map_err(|damage| weights.damaged(damage))?;
         let least = latest.map_or(1, |latest| latest.version + 1);
         let version = version.unwrap_or(least);
@@ -73,7 +69,7 @@ impl Writer {
         // SAFETY: the latest buffer is whole and not written (I2), and the selected one is ours (I1).
         unsafe { copy::copy_all(&copies, self.threads()) };
         let next = Latest { version, buffer };
-        Ok(Draft { writer: self, next, leaves: leaves.to_vec(), _turn: turn })
+        Ok(Draft { turn, next, leaves: leaves.to_vec() })
     }
 }
 
@@ -81,14 +77,15 @@ impl Draft<'_> {
     /// Where the bytes of a leaf go, and how many they are. Only those that were asked for may be written, and only until the
     /// draft is published or dropped.
     pub fn place(&self, leaf: usize) -> (*mut u8, usize) {
-        let weights = self.writer.weights();
+        let weights = self.turn.writer.weights();
         (weights.leaf(self.next.buffer, leaf), weights.geometry().leaf_bytes[leaf])
     }
 
     /// Publishes it: every byte is in its place. `checksums`: what those of the leaves must be, in the order in which the
     /// leaves were given; the first leaf that has another is an error, and nothing is published.
     pub fn publish(self, checksums: Option<&[u64]>) -> Result<u64> {
-        let (weights, protocol) = (self.writer.weights(), self.writer.weights().protocol());
+        let writer = self.turn.writer;
+        let (weights, protocol) = (writer.weights(), writer.weights().protocol());
         let copies = self.leaves.iter().map(|&leaf| {
             let (to, bytes) = self.place(leaf);
             LeafCopy { leaf, from: to, to, bytes }
@@ -96,7 +93,7 @@ impl Draft<'_> {
         if weights.has_checksums() {
             let copies: Vec<LeafCopy> = copies.collect();
             // SAFETY: the places are inside the buffer, which is ours (I1), and the caller has stopped writing.
-            let sums = unsafe { copy::checksums(&copies, self.writer.threads()) };
+            let sums = unsafe { copy::checksums(&copies, writer.threads()) };
             for (at, (copy, sum)) in copies.iter().zip(sums).enumerate() {
                 if checksums.is_some_and(|expected| expected.get(at) != Some(&sum)) {
                     let name = weights.segment().name().to_owned();

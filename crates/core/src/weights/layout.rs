@@ -23,7 +23,8 @@
 //! | word | | |
 //! |---|---|---|
 //! | latest | version (56) | buffer (8) |
-//! | pin, writer | what is pinned (8; 0 for the writer) | whether there is an owner (1), the owner (22) |
+//! | pin | what is pinned (8) | whether there is an owner (1), the owner (22) |
+//! | writer | whether it is abandoned (1), whether the owner is writing (1) | whether there is an owner (1), the owner (22) |
 //!
 //! Version 0 is "nothing was published yet". A sequence of 0 is "nothing to rely on": never written, or being written.
 
@@ -69,11 +70,33 @@ impl Latest {
     }
 }
 
-/// The writer word of weights whose writer died, once its seat has another holder: it names no owner, and says that the writer
-/// may come back.
+/// The writer word of weights whose last writer died, once its seat has another holder: it names no owner, and says that the
+/// writer may come back.
 pub const ABANDONED: u64 = 1 << 63;
 
-/// A word that names an owner, and for a pin which buffer it reads. 0 names none.
+const WRITING: u64 = 1 << 62;
+
+/// The writer word: which process was the last one to write, or came to write when there was none, and whether it is in the
+/// middle of a write. 0 and [`ABANDONED`] name none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LastWriter {
+    pub owner: Owner,
+    pub is_writing: bool,
+}
+
+impl LastWriter {
+    #[inline]
+    pub fn unpack(word: u64) -> Option<LastWriter> {
+        Owner::unpack_maybe(word).map(|owner| LastWriter { owner, is_writing: word & WRITING != 0 })
+    }
+
+    #[inline]
+    pub fn pack(self) -> u64 {
+        (if self.is_writing { WRITING } else { 0 }) | Owner::pack_maybe(Some(self.owner))
+    }
+}
+
+/// A pin: a word that names an owner, and which buffer it reads. 0 names none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Holder {
     pub owner: Owner,
@@ -93,7 +116,7 @@ impl Holder {
     }
 }
 
-/// What every reader looks at, and only the writer changes.
+/// What every reader looks at, and only the process that writes changes.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct PublishLine {
@@ -103,11 +126,11 @@ pub struct PublishLine {
     pub grown: AtomicU64,
 }
 
-/// The writer's line.
+/// The writers' line.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct WriterLine {
-    /// A [`Holder`]; 0: the last writer left properly, or there was none; [`ABANDONED`]: it died.
+    /// A [`LastWriter`]; 0: the last writer to go left properly, or there was none; [`ABANDONED`]: it died.
     pub writer: AtomicU64,
     /// 1 once the weights are shut down.
     pub closed: ClosedFlag,
@@ -276,6 +299,11 @@ mod tests {
         let holder = Holder { owner: Owner::new(1023, 77), buffer: 255 };
         assert_eq!(Holder::unpack(holder.pack()), Some(holder));
         assert_eq!(Holder::unpack(0), None);
+        for is_writing in [false, true] {
+            let last = LastWriter { owner: Owner::new(1023, 77), is_writing };
+            assert_eq!(LastWriter::unpack(last.pack()), Some(last));
+        }
+        assert_eq!((LastWriter::unpack(0), LastWriter::unpack(ABANDONED)), (None, None));
     }
 
     #[test]

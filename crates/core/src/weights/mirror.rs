@@ -20,7 +20,7 @@ pub fn open(spec: &WeightsSpec<'_>, lineage: u64, threads: usize) -> Result<Writ
             && there.geometry().leaf_bytes == spec.leaf_bytes
             && there.has_checksums() == spec.checksum;
         if same && there.is_mirror() {
-            return Writer::attach_to(there, threads);
+            return Writer::attach_mirror(there, threads);
         }
         if !there.is_mirror() {
             return Err(Error::Exists { name: name.to_owned() });
@@ -46,7 +46,7 @@ fn find(name: &str) -> Result<Option<Weights>> {
 
 /// A mirror of another history, without a name. [`replace`] gives it the name.
 pub fn successor(spec: &WeightsSpec<'_>, lineage: u64, threads: usize) -> Result<Writer> {
-    Writer::attach_to(Arc::new(Weights::create(spec, lineage)?), threads)
+    Writer::attach_mirror(Arc::new(Weights::create(spec, lineage)?), threads)
 }
 
 /// Gives `new` the name of `old`. Readers of the old one learn that nothing more will come to it.

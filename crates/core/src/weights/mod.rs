@@ -1,4 +1,5 @@
-//! Weights: whole versions of many leaves, from one writer to any number of readers, never torn. The writer does not wait for readers.
+//! Weights: whole versions of many leaves, from one writer at a time to any number of readers, never torn. A writer does not wait for
+//! readers.
 //!
 //! | module | what it is |
 //! |---|---|
@@ -244,8 +245,8 @@ impl Weights {
 
     /// Takes the name away if no participant lives, and no writer will come back. For a process that has left.
     ///
-    /// A writer that died may come back under the name, and go on with its version. So what it published stays, unless the name
-    /// is automatic; [`catalog::collect`] takes away that, too.
+    /// A writer that died may come back under the name, and go on with its version. So what it published stays if it was the
+    /// last writer to go (I7), unless the name is automatic; [`catalog::collect`] takes away that, too.
     pub fn collect(name: &str) -> Result<bool> {
         catalog::collect_unless(name, |segment| {
             let header = segment.header();
@@ -264,9 +265,9 @@ impl Weights {
         self.segment.seats().get(owner.seat()).map_or(0, |seat| seat.pid.load(Ordering::Relaxed))
     }
 
-    /// The pid of the writer, alive or dead; `None` when there is none.
+    /// The pid of the last writer, alive or dead; `None` when there is none.
     pub fn writer_pid(&self) -> Option<u32> {
-        self.protocol().writer().map(|owner| self.pid_of(owner))
+        self.protocol().last_writer().map(|last| self.pid_of(last.owner))
     }
 
     /// Takes back what the last holder of a seat left; we hold its lock.

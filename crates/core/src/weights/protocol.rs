@@ -1,28 +1,37 @@
 //! The weights' state machine: atomics only, no system call but those of event counts, no payload. Loom runs this very code.
 //!
 //! ```text
-//! writer:  select ── open (sequence 0) ── copy the leaves ── close (sequence v) ── publish (latest = v) ── ring
+//! writer:  begin ── select ── open (sequence 0) ── copy the leaves ── close (sequence v) ── publish (latest = v) ── ring ── end
 //! reader:  pin ── latest again? ── sequence v? ── copy ── sequence still v? ── unpin
+//!
+//! writer word:  0 ──begin──▶ {A, writing} ──end──▶ {A} ──begin of B──▶ {B, writing} ──end──▶ {B} ──B leaves──▶ {A, which lives}, or 0
+//!                                 └── A is dead: begin of B, which discards what A did not publish ──▶ {B, writing}
 //! ```
 //!
-//! I1  There is one writer, named in the writer word by a CAS. Only it stores `latest`, `grown`, sequences and leaf entries,
-//!     and only it writes into buffers.
+//! I1  At most one process writes at a time: the one that the writer word names as writing. It comes there by a CAS, from a
+//!     word that names no process, one between two writes, or a dead one; and it goes by a CAS, after the last store of
+//!     the write. Only it stores `latest`, `grown`, sequences and leaf entries, and only it writes into buffers. What the one
+//!     before it stored happens before (release at the end, acquire at the beginning), so it reads on as if it were its own.
 //! I2  The latest buffer is never written. Its sequence is the version in `latest`, stored before `latest` is (release).
 //! I3  A buffer that a pin names, and of which its reader has seen after the pin that it is the latest, is not selected
 //!     while another can be had. Pin and `latest` are a Dekker pair: the reader stores its pin, fences, loads `latest`; the
 //!     writer has stored `latest`, fences, loads the pins. So either the writer sees the pin, or the reader sees that the
-//!     buffer is not the latest any more, and lets go of it before it reads a byte.
+//!     buffer is not the latest any more, and lets go of it before it reads a byte. If another writer stored `latest`, its
+//!     store still happens before the fence (I1).
 //! I4  A buffer is written only while its sequence is 0, and 0 is stored before the first byte (release fence); a reader
 //!     loads the sequence once more after the last byte (acquire fence). So a reader whose buffer was taken nevertheless
 //!     notices, and reads again. Versions never come twice in `latest`, so a sequence that is the same is the same copy.
 //! I5  A leaf of a buffer with a sequence other than 0 has the bytes that the leaf had in the version its entry names. A writer
-//!     that takes over from a dead one zeroes the sequences that were never published (above `latest`), for their version
-//!     will come again, with other bytes.
-//! I6  Wake-ups are those of event counts (B1): the writer notifies `published` after it moved `latest`.
+//!     that was not the last one zeroes the sequences that were never published (above `latest`): the one before it may have
+//!     died, and their version will come again, with other bytes.
+//! I6  Wake-ups are those of event counts (B1): a writer notifies `published` after it moved `latest`, for readers, and after
+//!     it ended its write, for writers.
+//! I7  Once a writer has left, the writer word does not name it. It names a writer that lives, if there is one, so that it
+//!     tells how the last writer to go has gone: 0, it left; anything else, it died.
 //!
 //! What is copied while the buffer may be written (I4) goes through [`super::copy`], which the compiler cannot look into.
 
-use super::layout::{BufferHead, Control, Holder, Latest, LeafEntry, PinLine};
+use super::layout::{BufferHead, Control, Holder, LastWriter, Latest, LeafEntry, PinLine};
 use super::recovery;
 use crate::error::Damage;
 use crate::segment::Owner;
@@ -86,39 +95,72 @@ impl<'a> Protocol<'a> {
         &self.entries[buffer * leaves..(buffer + 1) * leaves]
     }
 
-    // ── the writer ─────────────────────────────────────────────────────────────────────────────────────────────
+    // ── writers ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Becomes the writer (I1), if there is none or it `is_dead`. Otherwise the living writer.
-    pub fn take_writer(&self, me: Owner, is_dead: impl Fn(Owner) -> bool) -> std::result::Result<(), Owner> {
-        let mine = Holder { owner: me, buffer: 0 }.pack();
+    /// Begins a write (I1). `Err`: the living process that is in the middle of one.
+    pub fn begin_write(&self, me: Owner, is_dead: impl Fn(Owner) -> bool) -> std::result::Result<(), Owner> {
+        let [idle, writing] = [false, true].map(|is_writing| LastWriter { owner: me, is_writing }.pack());
         loop {
             let word = self.control.write.writer.load(Ordering::Relaxed);
-            match Holder::unpack(word) {
-                Some(there) if there.owner == me => return Ok(()),
-                Some(there) if !is_dead(there.owner) => return Err(there.owner),
+            match LastWriter::unpack(word) {
+                Some(last) if last.is_writing && last.owner == me => return Ok(()),
+                Some(last) if last.is_writing && !is_dead(last.owner) => return Err(last.owner),
                 _ => {}
             }
-            // SYNC weights.writer: Acquire here, Release in `leave_writer`. What the last writer stored is ours (I1).
-            let taking =
-                self.control.write.writer.compare_exchange(word, mine, Ordering::AcqRel, Ordering::Relaxed);
+            // SYNC weights.writer: Acquire here, Release in `end_write` and `leave_writers`. What the last writer stored is
+            // ours (I1).
+            let taking = self.control.write.writer.compare_exchange(
+                word,
+                writing,
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            );
             if taking.is_ok() {
                 crash_point(Point::WriterTaken);
-                recovery::discard_unpublished(self.control, self.heads);
+                if word != idle {
+                    recovery::discard_unpublished(self.control, self.heads);
+                }
                 return Ok(());
             }
         }
     }
 
-    /// Stops being the writer.
-    pub fn leave_writer(&self, me: Owner) {
-        let mine = Holder { owner: me, buffer: 0 }.pack();
-        // SYNC weights.writer: Release here, Acquire in `take_writer`. A process that swept our seat may have been faster.
-        let _ = self.control.write.writer.compare_exchange(mine, 0, Ordering::Release, Ordering::Relaxed);
+    /// Ends a write, published or not: from here on any process may begin one.
+    pub fn end_write(&self, me: Owner) {
+        self.hand_over(me, Some(me));
     }
 
-    /// The writer, if there is one.
-    pub fn writer(&self) -> Option<Owner> {
-        Holder::unpack(self.control.write.writer.load(Ordering::Relaxed)).map(|holder| holder.owner)
+    /// From `me`, which is writing, to the owner that counts as the last writer from now on.
+    fn hand_over(&self, me: Owner, next: Option<Owner>) {
+        let writing = LastWriter { owner: me, is_writing: true }.pack();
+        let next = next.map_or(0, |owner| LastWriter { owner, is_writing: false }.pack());
+        // SYNC weights.writer: Release here, Acquire in `begin_write`.
+        let _ =
+            self.control.write.writer.compare_exchange(writing, next, Ordering::Release, Ordering::Relaxed);
+        crash_point(Point::WriteEnded);
+        self.control.published.notify_if_waiting();
+    }
+
+    /// For a process that came to write: it is the last writer, unless a living one is.
+    pub fn join_writers(&self, me: Owner, is_dead: impl Fn(Owner) -> bool) {
+        let is_taken = self.last_writer().is_some_and(|last| !is_dead(last.owner));
+        if !is_taken && self.begin_write(me, is_dead).is_ok() {
+            self.end_write(me);
+        }
+    }
+
+    /// For a writer that leaves: `heir`, another writer that lives, is the last writer from now on, if there is one; unless a
+    /// third one, which lives, is (I7). No other writer leaves meanwhile.
+    pub fn leave_writers(&self, me: Owner, is_dead: impl Fn(Owner) -> bool, heir: Option<Owner>) {
+        let is_taken = self.last_writer().is_some_and(|last| last.owner != me && !is_dead(last.owner));
+        if !is_taken && self.begin_write(me, is_dead).is_ok() {
+            self.hand_over(me, heir);
+        }
+    }
+
+    /// The last writer; `None` when it left, or its seat has another holder.
+    pub fn last_writer(&self) -> Option<LastWriter> {
+        LastWriter::unpack(self.control.write.writer.load(Ordering::Relaxed))
     }
 
     /// The buffer for the next version: one that no reader pins; else one whose readers are dead; else a new one, if `grow`
@@ -148,7 +190,8 @@ impl<'a> Protocol<'a> {
 
     /// The first buffer that is not the latest, and that no pin names.
     fn unread(&self, latest: Option<usize>) -> Option<usize> {
-        // SYNC weights.dekker: this fence pairs with the one in `pin` (I3). `latest` was stored before it, by us.
+        // SYNC weights.dekker: this fence pairs with the one in `pin` (I3). `latest` was stored before it, by us or before
+        // our write began (I1).
         // SYNC weights.overtaken: it also pairs with the Acquire fence in `check_overtaken`.
         fence(Ordering::SeqCst);
         let mut read = [0u64; 4]; // One bit for each buffer.

@@ -214,9 +214,17 @@ impl Reader {
         }
     }
 
+    /// The pid of a living writer: the last one, if it lives. Asks the kernel.
+    pub fn living_writer(&self) -> Option<u32> {
+        let last = self.weights.protocol().last_writer().map(|last| last.owner);
+        let living =
+            last.filter(|&last| self.seat.is_alive(last)).or_else(|| self.seat.another(Role::Producer));
+        living.map(|writer| self.weights.pid_of(writer))
+    }
+
     /// Whether there is a living writer. Asks the kernel.
     pub fn has_writer(&self) -> bool {
-        self.weights.protocol().writer().is_some_and(|writer| self.seat.is_alive(writer))
+        self.living_writer().is_some()
     }
 
     fn writer_gone(&self, version: u64, there: u64, timeout: Duration) -> Error {

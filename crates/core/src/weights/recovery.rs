@@ -2,7 +2,8 @@
 //!
 //! | died after ([`Point`](crate::sys::sync::Point)) | state left | noticed by | repaired to |
 //! |---|---|---|---|
-//! | `WriterTaken`, or any time until it leaves | a writer word that names the dead | the next writer, which asks the kernel; the next holder of the seat | its own name; `ABANDONED` |
+//! | `WriterTaken`, or any time until `WriteEnded` | a writer word that names the dead, in the middle of a write | the next writer, which asks the kernel, also while it waits; the next holder of the seat | its own name; `ABANDONED` |
+//! | `WriteEnded`, or any time between two writes | a writer word that names the dead, and writers asleep | any writer that comes, writes or leaves; their liveness poll | its own name, or none |
 //! | `BufferGrown` | pages that exist beyond `grown` | – | reserved again by the next growth |
 //! | `BufferOpened`, `LeafHalfCopied` (the writer) | a buffer with sequence 0, some leaves new, one torn; `latest` is elsewhere | readers: never | written anew, every leaf of it |
 //! | `BufferWritten` | a whole buffer with a sequence above `latest` | the next writer | sequence 0: its version comes again |
@@ -11,9 +12,9 @@
 //! | `NotifyCleared`, `NotifyMoved` | sleepers with no one to wake them | their liveness poll | awake |
 //!
 //! The kernel says whether a process is dead ([`crate::segment::lease`]). Every repair is one CAS from a word that names the
-//! dead, or a store by the one writer; each can be done twice.
+//! dead, or a store by the one process that writes; each can be done twice.
 
-use super::layout::{ABANDONED, BufferHead, Control, Holder, Latest, PinLine};
+use super::layout::{ABANDONED, BufferHead, Control, Holder, LastWriter, Latest, PinLine};
 use crate::segment::Owner;
 use crate::segment::lease::LivenessMemo;
 use crate::sys::sync::Ordering;
@@ -34,7 +35,7 @@ pub fn clear_dead_pins(control: &Control, pins: &[PinLine], is_dead: impl Fn(Own
     cleared
 }
 
-/// For a new writer: discards what the last one wrote and did not publish (I5).
+/// For a writer that was not the last one: discards what the last one wrote and did not publish (I5).
 pub fn discard_unpublished(control: &Control, heads: &[BufferHead]) {
     let published = Latest::unpack(control.publish.latest.load(Ordering::Relaxed));
     for head in heads {
@@ -49,8 +50,8 @@ pub fn sweep(control: &Control, pins: &[PinLine], seat: usize) {
     clear_dead_pins(control, pins, |owner| owner.seat() == seat);
     let writer = &control.write.writer;
     let word = writer.load(Ordering::Relaxed);
-    if Holder::unpack(word).is_some_and(|holder| holder.owner.seat() == seat) {
-        // SYNC weights.writer: as in `leave_writer`, in the name of the dead.
+    if LastWriter::unpack(word).is_some_and(|last| last.owner.seat() == seat) {
+        // SYNC weights.writer: as in `end_write`, in the name of the dead.
         let _ = writer.compare_exchange(word, ABANDONED, Ordering::AcqRel, Ordering::Relaxed);
     }
 }

@@ -4,15 +4,16 @@
 //! of a [`Point`] and falls into it: dead, or stopped.
 //!
 //! ```text
-//! a writer falls ──▶ killed:  readers have the last whole version; a newcomer goes on with the next
-//!                └─▶ stopped: readers have it too, a second writer is refused; SIGCONT ── it finishes
+//! a writer falls ──▶ killed:  readers have the last whole version; a newcomer, or one that waited, goes on with the next
+//!                └─▶ stopped: readers have it too; in the middle of a write a second writer is refused, or waits; after it, the
+//!                             second one writes; SIGCONT ── it finishes
 //! a reader falls ──▶ killed:  the writer goes on, and takes its buffer back
 //!                └─▶ stopped: the writer goes on beside it; SIGCONT ── what it read is whole
 //! ```
 //!
 //! Every leaf is filled with its version, so a torn one shows.
 use crate::fixture::{Name, Process, ends, eventually, matrix, soon, told};
-use crate::weights_fixture::{create, read, reader, spec, update, write};
+use crate::weights_fixture::{Values, create, read, reader, spec, update, write};
 use rollway_core::Error;
 use rollway_core::segment::Owner;
 use rollway_core::sys::sync::{Ordering, Point, fault};
@@ -40,12 +41,13 @@ impl matrix::Role for Role {
     fn traps(self) -> &'static [(Point, &'static [usize])] {
         match self {
             Role::Writes => &[
-                (Point::WriterTaken, &[1]),
+                (Point::WriterTaken, &[1, 2, 4]),
                 (Point::BufferGrown, &[1]),
                 (Point::BufferOpened, &[1, 4]),
                 (Point::LeafHalfCopied, &[1, 2, 8]),
                 (Point::BufferWritten, &[1, 4]),
                 (Point::VersionPublished, &[1, 4]),
+                (Point::WriteEnded, &[1, 2, 4]),
             ],
             Role::Wakes => &[(Point::NotifyCleared, &[1]), (Point::NotifyMoved, &[1])],
             Role::Reads => &[(Point::ReaderPinned, &[1, 3]), (Point::LeafHalfCopied, &[1, 2])],
@@ -88,6 +90,10 @@ fn a_writer_falls(case: Case) {
         protocol.pin(&protocol.pins[seat].pins[0], Owner::new(seat, 1)).unwrap();
     }
     drop(first);
+    // A later visit of a point falls beside a second writer; so does a notification, which is then that of a version, and not
+    // the one that the first of all writers has joined.
+    let beside =
+        (case.nth > 1 || case.role == Role::Wakes).then(|| Writer::attach_to(weights.clone(), 1).unwrap());
     let sleeper = (case.role == Role::Wakes).then(|| {
         let reader = reader.clone();
         std::thread::spawn(move || reader.wait_for(BEFORE + 1, soon(), None))
@@ -102,7 +108,10 @@ fn a_writer_falls(case: Case) {
         assert!(!victim.wait(), "{case} the victim ended before its point");
         // From here on nobody but us writes: what is there now was published, and stays.
         let (version, _) = read(&reader).unwrap();
-        let newcomer = Writer::open(&spec(Some(&name)), IfExists::Resume, 1);
+        let newcomer = match beside {
+            Some(beside) => beside.wait_idle(soon()).map(|()| beside),
+            None => Writer::open(&spec(Some(&name)), IfExists::Resume, 1),
+        };
         let newcomer = newcomer.unwrap_or_else(|e| panic!("{case} {e}"));
         // One leaf at a time first: nothing that the dead one left half-done may be taken for the rest.
         assert_eq!(update(&newcomer, 0, 100), version + 1, "{case}");
@@ -112,15 +121,23 @@ fn a_writer_falls(case: Case) {
         assert_eq!(write(&newcomer, version + 3), version + 3);
         version + 3
     } else {
-        let refused = Writer::attach_to(weights.clone(), 1);
+        let second = beside.unwrap_or_else(|| Writer::attach_to(weights.clone(), 1).unwrap());
         let pid = victim.pid() as u32;
-        assert!(
-            matches!(refused, Err(Error::WriterLives { pid: there, .. }) if there == pid),
-            "{case} a stopped writer was taken for dead: {refused:?}"
-        );
+        let between = if case.point == Point::WriteEnded {
+            assert_eq!(write(&second, version + 1), version + 1, "{case}");
+            1
+        } else {
+            // SAFETY: the values live as long as the statement.
+            let refused = unsafe { second.write(&Values::of([7; 3]).sources()) };
+            assert!(
+                matches!(refused, Err(Error::Writing { pid: there, .. }) if there == pid),
+                "{case} a stopped writer was taken for dead: {refused:?}"
+            );
+            0
+        };
         victim.signal(libc::SIGCONT);
         assert!(victim.wait(), "{case} after SIGCONT the victim failed");
-        BEFORE + VERSIONS
+        BEFORE + VERSIONS + between
     };
     assert_eq!(read(&reader), Some((last, [last; 3])), "{case}");
     if let Some(sleeper) = sleeper {

@@ -157,15 +157,82 @@ fn a_reader_that_waits_for_a_version_is_woken() {
     });
 }
 
+impl Heap {
+    /// A whole write, or nothing when another one is in the middle of one.
+    fn try_write(
+        &self,
+        me: Owner,
+        given: [bool; LEAVES],
+        value: u64,
+        is_dead: impl Fn(Owner) -> bool,
+    ) -> Option<Latest> {
+        self.weights().begin_write(me, &is_dead).ok()?;
+        let written = self.write(given, value, is_dead);
+        self.weights().end_write(me);
+        Some(written)
+    }
+}
+
+/// Two who write, each one leaf, at most once each at a time: what both published is there, and the leaves are those of both.
 #[test]
-fn of_two_who_would_write_one_does() {
+fn of_two_who_write_at_once_one_is_refused_or_they_take_turns() {
     explore(3, || {
         let heap = Heap::new(3, 0);
-        let other = spawn(&heap, |heap| heap.weights().take_writer(owner(1), nobody_is_dead));
-        let mine = heap.weights().take_writer(owner(0), nobody_is_dead);
+        heap.write(ALL, 1, nobody_is_dead);
+        let other = spawn(&heap, |heap| heap.try_write(owner(1), [true, false], 2, nobody_is_dead));
+        let mine = heap.try_write(owner(0), [false, true], 3, nobody_is_dead);
         let theirs = other.join().unwrap();
-        assert!(mine.is_ok() != theirs.is_ok());
-        assert_eq!(mine.err().or(theirs.err()), heap.weights().writer());
+        let written = mine.is_some() as u64 + theirs.is_some() as u64;
+        assert!(written > 0, "both were refused");
+        let latest = heap.weights().latest().unwrap().unwrap();
+        assert_eq!(latest.version, 1 + written);
+        assert!(mine.is_none() || theirs.is_none() || mine != theirs);
+        let leaf = |leaf: usize| heap.bytes[latest.buffer * LEAVES + leaf].load(Ordering::Relaxed);
+        let expected = [if theirs.is_some() { 2 } else { 1 }, if mine.is_some() { 3 } else { 1 }];
+        assert_eq!([leaf(0), leaf(1)], expected);
+        assert!(!heap.weights().last_writer().unwrap().is_writing);
+    });
+}
+
+#[test]
+fn a_reader_beside_two_writers_that_take_turns_is_never_torn() {
+    explore(2, || {
+        let heap = Heap::new(3, 1);
+        heap.try_write(owner(1), ALL, 1, nobody_is_dead).unwrap();
+        let writers = spawn(&heap, |heap| {
+            heap.try_write(owner(2), ALL, 2, nobody_is_dead).unwrap();
+            heap.try_write(owner(1), ALL, 3, nobody_is_dead).unwrap();
+        });
+        let (version, copy, whole) = heap.attempt(0).unwrap();
+        assert!(whole && copy == [version; LEAVES], "{copy:?} in version {version}");
+        writers.join().unwrap();
+    });
+}
+
+#[test]
+fn a_writer_that_waits_for_the_end_of_another_write_is_woken() {
+    explore(2, || {
+        let heap = Heap::new(3, 0);
+        heap.weights().begin_write(owner(1), nobody_is_dead).unwrap();
+        let other = spawn(&heap, |heap| heap.weights().end_write(owner(1)));
+        let (weights, event) = (heap.weights(), &heap.control.published);
+        wait_until(event, || event.announce(), || weights.begin_write(owner(0), nobody_is_dead).ok());
+        other.join().unwrap();
+        assert_eq!(weights.last_writer().unwrap().owner, owner(0));
+    });
+}
+
+#[test]
+fn a_writer_that_leaves_beside_one_that_writes_leaves_the_word_to_it() {
+    explore(3, || {
+        let heap = Heap::new(3, 0);
+        heap.try_write(owner(1), ALL, 1, nobody_is_dead).unwrap();
+        let other = spawn(&heap, |heap| heap.try_write(owner(0), ALL, 2, nobody_is_dead));
+        heap.weights().leave_writers(owner(1), nobody_is_dead, Some(owner(0)));
+        let refused = other.join().unwrap().is_none();
+        let last = heap.weights().last_writer().unwrap();
+        assert!(last.owner == owner(0) && !last.is_writing, "{last:?}");
+        assert_eq!(heap.weights().latest().unwrap().unwrap().version, if refused { 1 } else { 2 });
     });
 }
 
@@ -182,8 +249,7 @@ fn a_writer_dies_at(point: Point) {
                 }
             });
             let death = catch_unwind(AssertUnwindSafe(|| {
-                heap.weights().take_writer(owner(5), nobody_is_dead).unwrap();
-                heap.write([true, false], 50, nobody_is_dead);
+                heap.try_write(owner(5), [true, false], 50, nobody_is_dead).unwrap();
             }));
             assert!(death.is_err(), "{point:?} was not reached");
         });
@@ -191,9 +257,11 @@ fn a_writer_dies_at(point: Point) {
         assert!(whole && copy == [if version == 1 { 1 } else { 50 }, 1], "{copy:?} in version {version}");
         victim.join().unwrap();
 
-        let published = if matches!(point, Point::VersionPublished) { 2 } else { 1 };
+        let published = if matches!(point, Point::VersionPublished | Point::WriteEnded) { 2 } else { 1 };
         assert_eq!(heap.weights().latest().unwrap().unwrap().version, published);
-        heap.weights().take_writer(owner(6), is_dead).unwrap();
+        let refused = heap.weights().begin_write(owner(6), nobody_is_dead);
+        assert_eq!(refused.is_ok(), point == Point::WriteEnded, "one that lives is not written beside");
+        heap.weights().begin_write(owner(6), is_dead).unwrap();
         let first = if published == 2 { 50 } else { 1 };
         // What the dead one wrote and did not publish has a version that comes again: it must not be taken for this one.
         heap.write([false, true], 60, is_dead);
@@ -228,4 +296,9 @@ fn a_writer_may_die_before_it_publishes() {
 #[test]
 fn a_writer_may_die_before_it_wakes_anybody() {
     a_writer_dies_at(Point::VersionPublished);
+}
+
+#[test]
+fn a_writer_may_die_between_two_writes() {
+    a_writer_dies_at(Point::WriteEnded);
 }

@@ -1,5 +1,5 @@
 //! Weights against a plain model, for any sequence of calls: whole writes, updates, reads since a version, readers that hold
-//! their buffer, writers that come and go.
+//! their buffer, two writers that come and go.
 use crate::weights_fixture::{Values, create, reader, spec};
 use proptest::prelude::*;
 use rollway_core::segment::Owner;
@@ -17,7 +17,8 @@ enum Call {
     /// A pin that stays, on one of the seats of slow readers.
     HeldVersion(usize),
     Release(usize),
-    NextWriter,
+    /// Another writer leaves, and one comes in its place.
+    NextWriter(usize),
 }
 
 fn calls() -> impl Strategy<Value = Vec<Call>> {
@@ -27,9 +28,13 @@ fn calls() -> impl Strategy<Value = Vec<Call>> {
         4 => Just(Call::ReadSince),
         2 => (0..6usize).prop_map(Call::HeldVersion),
         1 => (0..6usize).prop_map(Call::Release),
-        1 => Just(Call::NextWriter),
+        1 => (0..2usize).prop_map(Call::NextWriter),
     ];
     proptest::collection::vec(call, 1..60)
+}
+
+fn by_turns(writers: &[Option<Writer>; 2], value: u64) -> &Writer {
+    writers[value as usize % 2].as_ref().unwrap()
 }
 
 proptest! {
@@ -43,7 +48,8 @@ proptest! {
         let ours = reader(&first);
         let slow: Vec<Reader> = (0..6).map(|_| reader(&first)).collect();
         let mut held = [None; 6];
-        let mut writer = Some(first);
+        // The first writer has seat 0, our reader seat 1, and the slow ones those after it.
+        let mut writers = [Some(first), Some(Writer::attach_to(weights.clone(), 1).unwrap())];
         let (mut model, mut version) = ([0u64; 3], 0);
         let (mut mine, mut mine_version) = (Values::of([0; 3]), 0);
         for call in calls {
@@ -52,13 +58,13 @@ proptest! {
                     model = [value; 3];
                     version += 1;
                     // SAFETY: the values live here.
-                    let made = unsafe { writer.as_ref().unwrap().write(&Values::of(model).sources()) };
+                    let made = unsafe { by_turns(&writers, value).write(&Values::of(model).sources()) };
                     prop_assert_eq!(made.unwrap(), version);
                 }
                 Call::Update { leaf, value } => {
                     let new = Values::of([value; 3]);
                     // SAFETY: as above.
-                    let made = unsafe { writer.as_ref().unwrap().write(&new.sources()[leaf..=leaf]) };
+                    let made = unsafe { by_turns(&writers, value).write(&new.sources()[leaf..=leaf]) };
                     if version == 0 {
                         prop_assert!(made.is_err());
                     } else {
@@ -75,7 +81,6 @@ proptest! {
                     prop_assert_eq!(mine.numbers(), model);
                 }
                 Call::HeldVersion(number) => {
-                    // The writer has seat 0, our reader seat 1.
                     let seat = number + 2;
                     held[number] = protocol.pin(&protocol.pins[seat].pins[0], Owner::new(seat, 1)).unwrap();
                 }
@@ -83,9 +88,11 @@ proptest! {
                     protocol.unpin(&protocol.pins[number + 2].pins[0]);
                     held[number] = None;
                 }
-                Call::NextWriter => {
-                    drop(writer.take());
-                    writer = Some(Writer::attach_to(weights.clone(), 1).unwrap());
+                Call::NextWriter(number) => {
+                    drop(writers[number].take());
+                    let other = weights.protocol().last_writer();
+                    prop_assert!(other.is_some_and(|last| !last.is_writing), "the other one is the last writer now");
+                    writers[number] = Some(Writer::attach_to(weights.clone(), 1).unwrap());
                 }
             }
             let totals = weights.totals();

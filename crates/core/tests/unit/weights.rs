@@ -1,11 +1,11 @@
 //! Weights: what one call does, for the writer and for readers, in one process and in forked ones.
-use crate::fixture::{DEADLINE, Name, alone, briefly, ends, soon};
+use crate::fixture::{DEADLINE, Name, alone, briefly, ends, eventually, soon};
 use rollway_core::Error;
 use rollway_core::segment::{Owner, arrival, catalog};
 use rollway_core::sys::sync::Ordering;
 
 use crate::weights_fixture::{SCHEMA, Values, create, read, read_since, reader, spec, update, write};
-use rollway_core::weights::layout::Latest;
+use rollway_core::weights::layout::{LastWriter, Latest};
 use rollway_core::weights::{Deadline, Draft, HeldVersion, IfExists, Reader, Weights, WeightsSpec, Writer};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -163,19 +163,125 @@ fn the_pin_of_a_dead_reader_is_cleared_before_the_segment_grows() {
 }
 
 #[test]
-fn a_second_writer_is_refused_by_the_pid_of_the_first_and_comes_in_when_it_left() {
+fn weights_are_created_once_while_their_creator_lives_and_again_when_it_left() {
     let name = Name::unique();
     let first = create(&spec(Some(&name)));
     write(&first, 1);
     let second = Writer::open(&spec(Some(&name)), IfExists::Resume, 1);
     let pid = std::process::id();
     assert!(matches!(second, Err(Error::WriterLives { pid: there, .. }) if there == pid), "{second:?}");
-    let attached = Arc::new(Weights::open(&name, Some(SCHEMA)).unwrap());
-    assert!(matches!(Writer::attach_to(attached.clone(), 1), Err(Error::WriterLives { .. })));
+    let beside = Writer::attach_to(Arc::new(Weights::open(&name, Some(SCHEMA)).unwrap()), 1).unwrap();
+    assert_eq!(write(&beside, 2), 2);
     drop(first);
-    let third = Writer::attach_to(attached, 1).unwrap();
-    assert_eq!(write(&third, 2), 2);
-    drop(third);
+    let third = create(&spec(Some(&name)));
+    assert_eq!((write(&third, 3), write(&beside, 4)), (3, 4), "a writer beside it keeps no creator away");
+    drop((third, beside));
+    assert!(Weights::collect(&name).unwrap());
+}
+
+#[test]
+fn writers_take_turns_and_each_goes_on_with_what_the_last_one_published() {
+    let first = create(&spec(None));
+    let reader = reader(&first);
+    write(&first, 10);
+    let second = Writer::attach_to(first.weights().clone(), 1).unwrap();
+    let mut expected = [10, 10, 10];
+    for round in 0..20 {
+        let (writer, leaf) = if round % 3 == 0 { (&first, 0) } else { (&second, 1 + round as usize % 2) };
+        expected[leaf] = 100 + round;
+        assert_eq!(update(writer, leaf, 100 + round), round + 2);
+        assert_eq!(read(&reader), Some((round + 2, expected)));
+    }
+}
+
+#[test]
+fn a_write_in_the_middle_of_another_is_refused_and_can_be_waited_for() {
+    let first = create(&spec(None));
+    let reader = reader(&first);
+    let second = Writer::attach_to(first.weights().clone(), 1).unwrap();
+    write(&first, 1);
+    let draft = first.draft(2, &[0, 1, 2]).unwrap();
+    let values = Values::of([9; 3]);
+    let pid = std::process::id();
+    // SAFETY: the values live here.
+    let refused = unsafe { second.write(&values.sources()) };
+    assert!(matches!(refused, Err(Error::Writing { pid: there, .. }) if there == pid), "{refused:?}");
+    second.wait_idle(briefly()).unwrap();
+    assert!(first.weights().protocol().last_writer().unwrap().is_writing);
+    assert_eq!(read(&reader), Some((1, [1, 1, 1])));
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| second.wait_idle(soon()).map(|()| write(&second, 9)));
+        assert!(eventually(|| first.weights().protocol().control.published.has_waiter()));
+        drop(draft);
+        assert_eq!(waiting.join().unwrap().unwrap(), 2);
+    });
+    assert_eq!(read(&reader), Some((2, [9, 9, 9])));
+    assert_eq!(write(&first, 3), 3);
+}
+
+#[test]
+fn a_wait_for_another_write_ends_when_the_handle_is_closed() {
+    let first = create(&spec(None));
+    let second = Writer::attach_to(first.weights().clone(), 1).unwrap();
+    let _draft = first.draft(1, &[0, 1, 2]).unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| second.wait_idle(Deadline::Never));
+        assert!(eventually(|| first.weights().protocol().control.published.has_waiter()));
+        second.close();
+        assert!(matches!(waiting.join().unwrap(), Err(Error::Closed)));
+    });
+}
+
+#[test]
+fn writers_that_never_stop_lose_no_version_and_tear_none() {
+    let first = create(&spec(None));
+    write(&first, 1);
+    let (writers, rounds) = (3, 300);
+    let reader = reader(&first);
+    std::thread::scope(|scope| {
+        for _ in 0..writers {
+            let writer = Writer::attach_to(first.weights().clone(), 1).unwrap();
+            scope.spawn(move || {
+                let mut written = 0;
+                while written < rounds {
+                    let values = Values::of([written; 3]);
+                    // SAFETY: the values live here.
+                    match unsafe { writer.write(&values.sources()) } {
+                        Ok(_) => written += 1,
+                        Err(Error::Writing { .. }) => writer.wait_idle(soon()).unwrap(),
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+            });
+        }
+        let mut last = 0;
+        while last <= writers * rounds {
+            let (version, values) = read(&reader).unwrap();
+            assert!(values == [values[0]; 3] && version >= last, "{values:?} in version {version}");
+            last = version;
+        }
+    });
+    assert_eq!(first.weights().version().unwrap(), 1 + writers * rounds);
+}
+
+#[test]
+fn the_last_writer_to_go_decides_whether_the_name_stays() {
+    let name = Name::unique();
+    let first = create(&spec(Some(&name)));
+    write(&first, 1);
+    let weights = first.weights().clone();
+    let second = Writer::attach_to(weights.clone(), 1).unwrap();
+    write(&second, 2);
+    let named = || weights.protocol().last_writer().map(|last| last.owner.seat());
+    assert_eq!(named(), Some(1));
+    drop(second);
+    assert_eq!(named(), Some(0), "the one that lives, and would come back after a death");
+    // One that died, as far as the words say: nobody ever sat there.
+    let dead = LastWriter { owner: Owner::new(5, 1), is_writing: true };
+    weights.protocol().control.write.writer.store(dead.pack(), Ordering::Relaxed);
+    drop(first);
+    assert_eq!(named(), None, "the last one to go left properly, after the dead one");
+    drop(weights);
     assert!(Weights::collect(&name).unwrap());
 }
 

@@ -8,13 +8,14 @@ use crate::eventfd_waiter::EventfdWaiter;
 use crate::ring::consumer::{Consumer, ring_stats};
 use crate::ring::slot::Slot;
 use crate::sends::samples::{SampleSender, sample_sends};
-use crate::sends::shm::{CoreProducer, Mapping, ShmHandle, ShmSender, shm_sender};
+use crate::sends::shm::{CoreProducer, Mapping, ShmHandle, ShmSender, UNCHOSEN, shm_sender};
 use crate::sends::{Sender, Waited};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rollway_core::policies::ProducerSpec;
 use rollway_core::ring::protocol::Claim;
 use rollway_core::ring::{Deadline, Producer as Core, Slot as CoreSlot};
+use rollway_core::segment::Role;
 use rollway_core::sys::clock::monotonic_ns;
 use rollway_core::{Error, Result};
 
@@ -42,6 +43,15 @@ sample_sends!(
 
 #[pymethods]
 impl Producer {
+    /// The producer of `Server.submit`: it is a producer, but no client.
+    #[staticmethod]
+    fn _of_server(py: Python<'_>, consumer: &Consumer, plan: Py<Plan>) -> PyResult<Self> {
+        let ring = consumer.core(py)?.ring().clone();
+        let name = ring.segment().name().to_owned();
+        let core = Core::attach_as(Role::OwnProducer, ring, UNCHOSEN).map_err(|e| to_py(py, e))?;
+        Self::wrap(py, core, plan, name)
+    }
+
     /// Takes a slot to write into, in place.
     #[pyo3(signature = (timeout=None))]
     fn reserve(slf: &Bound<'_, Self>, timeout: Option<f64>) -> PyResult<Slot> {

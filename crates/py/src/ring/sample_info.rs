@@ -83,10 +83,12 @@ impl SampleInfo {
         self.view.target().census().ready_samples
     }
 
-    /// Workers attached and alive, on this machine and over the network.
+    /// Clients attached and alive, on this machine and over the network. A learner's own `submit` is none.
     #[getter]
     fn active_connections(&self, py: Python<'_>) -> PyResult<usize> {
-        Ok(self.view.workers(py, self.view.core(py)?.producers().alive))
+        let core = self.view.core(py)?;
+        let seated = core.producers().alive.saturating_sub(core.own_producers());
+        Ok(self.view.workers(py, seated))
     }
 
     /// Full batches that wait. There are no other queues in shared memory.

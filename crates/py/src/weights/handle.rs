@@ -28,10 +28,13 @@ impl Open {
         if let Some(reader) = &self.reader {
             reader.close();
         }
+        if let Some(writer) = &self.writer {
+            writer.close();
+        }
     }
 }
 
-/// Weights in shared memory: one writer, any number of readers. Not for users: addresses are taken as they are.
+/// Weights in shared memory: one writer at a time, any number of readers. Not for users: addresses are taken as they are.
 #[pyclass(frozen, module = "rollway._core")]
 pub struct Weights {
     open: GilCell<Option<Open>>,
@@ -41,7 +44,7 @@ pub struct Weights {
 
 #[pymethods]
 impl Weights {
-    /// Makes weights, or goes on with those of that name. `writes`: becomes their writer.
+    /// Makes weights, or goes on with those of that name. `writes`: as their learner, of which there is one.
     #[staticmethod]
     #[pyo3(signature = (name, *, auto_named, schema, leaf_bytes, max_buffers, max_peers, checksum, writes, threads=None))]
     #[allow(clippy::too_many_arguments)]
@@ -128,15 +131,22 @@ impl Weights {
         self.shared(py, |open| Some(open.core.clone())).is_none_or(|core| core.is_closed())
     }
 
-    /// The process that writes, as it saw its own id; `None` when there is none.
+    /// The process that wrote last, as it saw its own id; `None` when there is none.
     #[getter]
     fn writer_pid(&self, py: Python<'_>) -> PyResult<Option<u32>> {
         Ok(self.core(py)?.writer_pid())
     }
 
-    /// Publishes a version made of the leaves at these addresses and, for the others, of what they were.
-    fn write(&self, py: Python<'_>, leaves: Vec<usize>, addresses: Vec<usize>) -> PyResult<u64> {
-        let writer = self.writer(py)?;
+    /// Publishes a version made of the leaves at these addresses and, for the others, of what they were. Waits for a write of
+    /// another process, at most `timeout` seconds.
+    fn write(
+        &self,
+        py: Python<'_>,
+        leaves: Vec<usize>,
+        addresses: Vec<usize>,
+        timeout: Option<f64>,
+    ) -> PyResult<u64> {
+        let (writer, deadline) = (self.writer(py)?, deadline(timeout)?);
         let sources: Vec<Source> = leaves
             .iter()
             .zip(&addresses)
@@ -146,8 +156,15 @@ impl Weights {
         let write = || unsafe { writer.write(&sources) };
         // What is not given may have to be copied as well.
         let large = writer.weights().geometry().buffer_bytes > DETACH_BYTES;
-        let written = if large { py.detach(write) } else { write() };
-        written.map_err(|e| to_py(py, e))
+        loop {
+            match if large { py.detach(write) } else { write() } {
+                Err(Error::Writing { .. }) if deadline.remaining().is_some() => {
+                    let waited = blocking(py, || writer.wait_idle(deadline))?;
+                    waited.map_err(|_| self.is_closed(py))?;
+                }
+                written => return written.map_err(|e| to_py(py, e)),
+            }
+        }
     }
 
     /// Copies the leaves that changed after `since` to these addresses. The version, and which of them were copied.
@@ -193,10 +210,10 @@ impl Weights {
         there?.map_err(|error| match error {
             Error::Timeout => {
                 let (latest, name) = (reader.weights().version().unwrap_or(0), &self.name);
-                let writer = match reader.weights().writer_pid() {
-                    Some(pid) if reader.has_writer() => format!("the writer (pid {pid}) lives"),
-                    Some(pid) => format!("the writer (pid {pid}) is dead"),
-                    None => "no process writes".to_owned(),
+                let writer = match (reader.living_writer(), reader.weights().writer_pid()) {
+                    (Some(pid), _) => format!("the writer (pid {pid}) lives"),
+                    (None, Some(pid)) => format!("the writer (pid {pid}) is dead"),
+                    (None, None) => "no process writes".to_owned(),
                 };
                 let waited = timeout.unwrap_or_default();
                 let text = format!(
@@ -276,7 +293,8 @@ impl Weights {
 
     fn writer(&self, py: Python<'_>) -> PyResult<Arc<Writer>> {
         let core = self.core(py)?;
-        if let Some(writer) = self.shared(py, |open| open.writer.clone()) {
+        if let Some(writer) = self.shared(py, |open| open.writer.clone()).filter(|it| it.is_of_this_process())
+        {
             return Ok(writer);
         }
         let writer = Arc::new(Writer::attach_to(core, self.threads).map_err(|e| to_py(py, e))?);
