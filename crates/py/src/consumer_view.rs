@@ -57,8 +57,8 @@ impl<C: CoreConsumer> ConsumerView<C> {
     }
 }
 
-/// `consumer_methods!(Class, Core)`: gives the class of a learner's handle `close`, `closed`, `name`, `resumed`, `producers` and
-/// `_eventfd_waiter`. The class has the fields `view`, a [`ConsumerView`], and `name`. It expands to a block of `#[pymethods]` in
+/// `consumer_methods!(Class, Core)`: gives the class of a learner's handle `close`, `abandon`, `closed`, `name`, `resumed`,
+/// `producers` and `_eventfd_waiter`. The class has the fields `view`, a [`ConsumerView`], and `name`. It expands to a block of `#[pymethods]` in
 /// which each method asks the view.
 macro_rules! consumer_methods {
     ($Class:ident, $Core:ident) => {
@@ -73,6 +73,14 @@ macro_rules! consumer_methods {
             fn close(&self, py: Python<'_>) -> PyResult<()> {
                 match self.view.take_core(py) {
                     Some(core) => core.close().map_err(|e| $crate::errors::to_py(py, e)),
+                    None => Ok(()),
+                }
+            }
+
+            /// Ends as if this process had been killed: what was committed stays for the next learner.
+            fn abandon(&self, py: Python<'_>) -> PyResult<()> {
+                match self.view.take_core(py) {
+                    Some(core) => $Core::abandon(core).map_err(|e| $crate::errors::to_py(py, e)),
                     None => Ok(()),
                 }
             }

@@ -25,7 +25,7 @@ from rollway.replay.buffer import TransitionBuffer
 from rollway.ring.rollout_ring import OnFull, RolloutOptions, RolloutRing
 from rollway.runner.restart_policy import RestartPolicy
 from rollway.runner.runner import Progress, Runner
-from rollway.transport.policies import IfExists
+from rollway.transport.policies import IfExists, Keep
 from rollway.weights.obs_norm_stats import ObsNormStats
 from rollway.weights.weight_sync import WeightOptions, WeightSync
 
@@ -194,6 +194,7 @@ class ReplayOptions(TypedDict, total=False):
     fields: Mapping[str, Any] | None
     seed: int | None
     if_exists: IfExists
+    keep: Keep
     huge_pages: bool | None
     max_peers: int
 
@@ -209,8 +210,8 @@ class ReplayBuffer(TransitionBuffer):
         defer_gpu: Accepted, and not used: the device is never touched before the first `sample`.
         critic_dim: Numbers in an observation for the critic; 0 for none.
         packed_cpu_storage: Accepted, and not used: rows are always packed.
-        **options: As for `TransitionBuffer`: ``name``, ``fields``, ``seed``, ``if_exists``, ``huge_pages``,
-            ``max_peers``.
+        **options: As for `TransitionBuffer`: ``name``, ``fields``, ``seed``, ``if_exists``, ``keep``,
+            ``huge_pages``, ``max_peers``.
     """
 
     def __init__(

@@ -88,7 +88,7 @@ class RecordServer(ServerBase):
             )
         except ForeignSchema as foreign:
             raise self.schema.explain(foreign) from None
-        super().__init__(self._consumer, transports, RecordIntake(self._consumer, self.schema, self._plan))
+        super().__init__(self._consumer, transports, RecordIntake(self._consumer, self.schema, self._plan), options.keep)
 
     def read(self, timeout: float | None = None) -> Record | None:
         """Waits for a record. ``None`` once the records are shut down and all read.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -20,16 +21,16 @@ from rollway.schema.arrays import fitted
 from rollway.schema.leaves import Leaf
 from rollway.schema.pytree import explained
 from rollway.schema.record import RecordSchema
-from rollway.segment.closes_on_exit import ClosesOnExit
 from rollway.segment.naming import auto_name
-from rollway.transport.policies import IfExists
+from rollway.transport.learner_end import EndsWithBlock, LearnerEnd, check_keep
+from rollway.transport.policies import IfExists, Keep
 
 _MAX_PEERS = 1024
 _PATIENCE_S = 30.0
 """How long an add waits while every row of the buffer is being written by others."""
 
 
-class TransitionBuffer(ClosesOnExit):
+class TransitionBuffer(EndsWithBlock):
     """Moves transitions from any number of adding processes to those that sample them.
 
     When it is full, the oldest transitions are overwritten. Only whole ones are ever sampled: of a process that is
@@ -50,6 +51,7 @@ class TransitionBuffer(ClosesOnExit):
         seed: Draw the same batches from the same content. Left out, each process draws its own.
         if_exists: For a name that is taken: ``"resume"`` continues with its transitions, ``"replace"`` starts anew
             unless a process is attached to it, ``"error"`` refuses.
+        keep: When the buffer stays for the next learner; as in `ShmTransport`.
         huge_pages: As in `ShmTransport`.
         max_peers: How many handles there may be at once, at most 1024.
 
@@ -74,9 +76,11 @@ class TransitionBuffer(ClosesOnExit):
         fields: Mapping[str, Any] | None = None,
         seed: int | None = None,
         if_exists: IfExists = "resume",
+        keep: Keep = "on_error",
         huge_pages: bool | None = None,
         max_peers: int = _MAX_PEERS,
     ) -> None:
+        check_keep(keep)
         device = device_name(device)
         schema = _schema(obs_dim, action_dim, critic_dim, fields or {})
         layout = RowLayout(schema)
@@ -93,7 +97,7 @@ class TransitionBuffer(ClosesOnExit):
                 huge_pages=huge_pages,
                 seed=_seed(seed),
             )
-        self._start(table, layout, device)
+        self._start(table, layout, device, keep)
 
     @classmethod
     def attach(cls, name: str, device: Any = "cpu", *, seed: int | None = None) -> Self:
@@ -107,10 +111,10 @@ class TransitionBuffer(ClosesOnExit):
         with explained(schema):
             table = Table.attach(name, text, layout.native, layout.row_bytes, _seed(seed))
         self = cls.__new__(cls)
-        self._start(table, layout, device)
+        self._start(table, layout, device, "on_error")
         return self
 
-    def _start(self, table: Table, layout: RowLayout, device: str) -> None:
+    def _start(self, table: Table, layout: RowLayout, device: str, keep: Keep) -> None:
         self._table = table
         self._layout = layout
         self._schema = layout.schema
@@ -118,7 +122,8 @@ class TransitionBuffer(ClosesOnExit):
         self._staged: StagedCopies | None = None
         self.capacity = table.capacity
         self.device = device
-        self._close_table = weakref.finalize(self, table.close, False)
+        self._leave = LearnerEnd(partial(table.close, False), table.abandon, keep)
+        self._close_table = weakref.finalize(self, self._leave)  # also at interpreter exit
 
     # ── adding ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -305,8 +310,15 @@ class TransitionBuffer(ClosesOnExit):
     # ── life ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def close(self) -> None:
-        """Closes this handle. In the process that made the buffer it also removes the name, and ends adding."""
+        """Closes this handle. In the process that made the buffer it also removes the name, and ends adding.
+
+        ``keep`` says when the buffer stays.
+        """
+        self._finish(failed=False)
+
+    def _finish(self, *, failed: bool) -> None:
         self._staged = None
+        self._leave.failed = failed
         self._close_table()
 
     def cleanup(self) -> None:

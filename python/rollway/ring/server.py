@@ -26,8 +26,8 @@ class Server(ServerBase):
     """Moves samples from any number of workers to this learner, as whole batches that are views into shared memory.
 
     Workers on this machine come in through a `ShmTransport`, workers on others through a `TcpTransport`, or both at
-    once. The ring exists from here until `close` (or the end of the ``with`` block), or until this process and all
-    workers are gone. `sample` and `submit` block with the GIL released, and Ctrl-C ends them. Threads may share a
+    once. The ring exists from here until `close`, or the end of the ``with`` block. After an exception, and after the end
+    of the process without `close`, it stays for the next learner (``keep`` of `ShmTransport`). `sample` and `submit` block with the GIL released, and Ctrl-C ends them. Threads may share a
     server.
 
     Args:
@@ -87,13 +87,13 @@ class Server(ServerBase):
                 peer_timeout_s=peer_timeout_s,
                 writable=writable,
             )
-        super().__init__(self._consumer, transports, Intake(self._consumer, self._schema, self._plan))
+        super().__init__(self._consumer, transports, Intake(self._consumer, self._schema, self._plan), options.keep)
         self._pinned = False
         if pin_host_memory:
             try:
                 self._pin_once()
             except RuntimeError:
-                self.close()
+                self._finish(failed=True)
                 raise
 
     @property

@@ -4,7 +4,8 @@
 base.py           what a transport is: `Transport`, `Endpoint`, and what a server hands to it
 shm.py            `ShmTransport`: shared memory under a name, for workers on this machine
 tcp.py            `TcpTransport`: a port, for workers on other machines
-policies.py       `OnFull`, `IfExists`: the choices that users make for a segment
+policies.py       `OnFull`, `IfExists`, `Keep`: the choices that users make for a segment
+learner_end.py    how a learner lets go of its segment: closed, or left to the next learner
 server_base.py    what `Server` and `RecordServer` have in common: transports, life cycle, numbers
 shm_lifetime.py   how a client in shared memory is closed
 tcp_lifetime.py   how a client over TCP waits and is closed

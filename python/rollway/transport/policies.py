@@ -7,3 +7,6 @@ OnFull = Literal["block", "drop_oldest", "drop_newest", "error"]
 
 IfExists = Literal["resume", "replace", "error"]
 """What to do with a segment of the same name: continue with its content, start anew, or raise."""
+
+Keep = Literal["on_error", "always", "never"]
+"""When a learner that ends leaves its segment, with what was committed, to the next one."""

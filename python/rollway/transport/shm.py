@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rollway.segment.naming import auto_name
-from rollway.transport.policies import IfExists
+from rollway.transport.learner_end import check_keep
+from rollway.transport.policies import IfExists, Keep
 
 
 class _AutoName(str):
@@ -19,6 +20,7 @@ def _auto_name() -> str:
 @dataclass(frozen=True, kw_only=True)
 class _Options:
     if_exists: IfExists = "resume"
+    keep: Keep = "on_error"
     huge_pages: bool | None = None
     max_peers: int = 1024
 
@@ -32,6 +34,10 @@ class ShmTransport(_Options):
             attached, because no process could find it again.
         if_exists: ``"resume"`` continues with the content of a segment of that name, and replaces a stale one of
             another shape; ``"replace"`` starts anew unless a process is attached to it; ``"error"`` refuses.
+        keep: When the segment stays for the next learner, with what was committed: ``"on_error"``, unless `Server.close`
+            was called or the ``with`` block ended without an exception; ``"always"``, also then; ``"never"``, as long
+            as this process can still remove it. A segment that stays is as after SIGKILL: workers wait for the next
+            learner, ``rollway gc`` removes it. One with an automatic name, or with nothing in it, never stays.
         huge_pages: 2 MB pages: ``True`` requires them, ``False`` does without, ``None`` takes them for a large segment
             if the kernel has them.
         max_peers: How many processes may be attached at once; at most 1024.
@@ -41,6 +47,9 @@ class ShmTransport(_Options):
     """
 
     name: str = field(default_factory=_auto_name)
+
+    def __post_init__(self) -> None:
+        check_keep(self.keep)
 
     @property
     def auto_named(self) -> bool:

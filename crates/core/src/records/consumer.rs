@@ -4,7 +4,7 @@ use super::protocol::{Stamp, Taken, TakenRecord};
 use super::recovery::{self, RecoveredSeats};
 use super::{Deadline, IfExists, Records, RecordsSpec};
 use crate::error::{Damage, Error, Result};
-use crate::segment::{Census, Owner, PeerWatch, Role, Seat};
+use crate::segment::{Census, Owner, PeerWatch, Role, Seat, catalog};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::prefetch::prefetch;
 use crate::sys::sync::{AtomicBool, AtomicUsize, Ordering};
@@ -262,6 +262,23 @@ impl Consumer {
         }
     }
 
+    /// Ends as if this process had been killed: what was committed stays for the next learner, also what this one holds.
+    /// Without records or workers, the name goes; without a name that can be found again, this is [`close`](Self::close).
+    pub fn abandon(this: Arc<Consumer>) -> Result<()> {
+        let segment = this.records.segment();
+        if !segment.can_be_resumed() {
+            return this.close();
+        }
+        if !this.start_leaving() {
+            return Ok(());
+        }
+        let name = segment.name().to_owned();
+        this.seat.abandon();
+        this.end_calls();
+        drop(this);
+        catalog::collect_unless(&name, Records::holds_data).map(drop)
+    }
+
     /// False when it has left already, or in a forked child: then the records are its parent's to leave.
     fn start_leaving(&self) -> bool {
         !self.left.swap(true, Ordering::Relaxed) && self.seat.owner().is_some()
@@ -308,7 +325,7 @@ pub struct RecordInfo {
     pub number: u64,
 }
 
-/// A record in a consumer's hands. Dropping it gives the room back.
+/// A record in a consumer's hands. Dropping it gives the room back, or the record if the consumer was abandoned.
 #[derive(Debug)]
 pub struct Record<C: Deref<Target = Consumer>> {
     consumer: C,
@@ -372,7 +389,8 @@ impl<C: Deref<Target = Consumer>> Record<C> {
 impl<C: Deref<Target = Consumer>> Drop for Record<C> {
     fn drop(&mut self) {
         if let Some(taken) = self.take_if_ours() {
-            self.consumer.records.protocol().lane(taken.lane).release(taken);
+            let lane = self.consumer.records.protocol().lane(taken.lane);
+            if self.consumer.seat.is_abandoned() { lane.give_back(taken) } else { lane.release(taken) }
         }
     }
 }

@@ -23,7 +23,7 @@ pub mod recovery;
 use crate::error::{Damage, Error, Result};
 use crate::policies::IfExists;
 use crate::schema;
-use crate::segment::{Owner, Role, Seat, Segment, Spec};
+use crate::segment::{Owner, Role, Seat, Segment, Spec, catalog};
 use crate::sys::fork::generation;
 use crate::sys::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::sys::wait::{Deadline, wait_for};
@@ -119,6 +119,22 @@ impl Table {
             self.protocol().control.changed.notify();
         }
         last.map(drop)
+    }
+
+    /// Ends as if this process had been killed: the rows stay for the next learner. Without rows or workers, the name goes;
+    /// without a name that can be found again, this is [`leave`](Self::leave).
+    pub fn abandon(this: Arc<Table>) -> Result<()> {
+        if this.role != Role::Consumer || !this.segment().can_be_resumed() {
+            return this.leave();
+        }
+        if generation() != this.generation || this.left.swap(true, Ordering::Relaxed) {
+            return Ok(()); // As in `leave`.
+        }
+        let name = this.name().to_owned();
+        this.seat.abandon();
+        this.protocol().control.changed.notify();
+        drop(this);
+        catalog::collect_unless(&name, MappedTable::holds_data).map(drop)
     }
 
     /// Takes the name away and closes the table, also while others are attached.
@@ -318,12 +334,33 @@ impl MappedTable {
 
     #[inline]
     fn protocol(&self) -> Protocol<'_> {
-        let (segment, geometry) = (&self.segment, &self.geometry);
+        // SAFETY: the geometry was checked against the body.
+        unsafe { Self::protocol_in(&self.segment, &self.geometry) }
+    }
+
+    /// # Safety
+    /// The body of the segment holds a table, and is as long as the geometry says.
+    #[inline]
+    unsafe fn protocol_in<'a>(segment: &'a Segment, geometry: &Geometry) -> Protocol<'a> {
         // SAFETY: the offsets were derived from checked counts, and the body is at least `body_bytes` long, page-aligned and
         // mapped as long as `segment`. What lies there is atomics.
         unsafe {
             let words = segment.words(geometry.words_offset, geometry.capacity);
             Protocol { control: segment.control(), words }
+        }
+    }
+
+    /// Whether a stale segment has something that no learner may throw away unasked: whole rows, or another structure.
+    fn holds_data(segment: &Segment) -> bool {
+        let [capacity, _, row_bytes, ..] = segment.header().geometry.map(|word| word as usize);
+        let row = [Field { offset: 0, bytes: row_bytes }]; // How it is divided does not matter here.
+        match Geometry::new(capacity, row_bytes, &row, segment.seats().len()) {
+            Ok(geometry) if segment.header().kind == KIND && geometry.body_bytes <= segment.body().1 => {
+                // SAFETY: as just checked.
+                let protocol = unsafe { Self::protocol_in(segment, &geometry) };
+                !protocol.control.read.closed.is_set() && protocol.count() > 0
+            }
+            _ => true,
         }
     }
 

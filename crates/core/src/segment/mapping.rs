@@ -297,6 +297,11 @@ impl Segment {
         &self.name
     }
 
+    /// Whether a later process can find the segment by its name: it has one, and a user chose it.
+    pub fn can_be_resumed(&self) -> bool {
+        self.named && self.header.auto_named == 0
+    }
+
     /// Whether others could find the segment once, and cannot any more.
     pub fn is_unlinked(&self) -> Result<bool> {
         let stat = fs::fstat(self.anchor.as_fd()).map_err(|e| Error::io("fstat", e))?;

@@ -232,6 +232,12 @@ impl Table {
         let left = py.detach(|| if unlink { core.unlink().and(core.leave()) } else { core.leave() });
         left.map_err(|e| to_py(py, e))
     }
+
+    /// Ends as if this process had been killed: the rows stay for the next learner.
+    fn abandon(&self, py: Python<'_>) -> PyResult<()> {
+        let Some(core) = self.core.replace(py, None) else { return Ok(()) };
+        py.detach(|| Core::abandon(core)).map_err(|e| to_py(py, e))
+    }
 }
 
 impl Table {
