@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rollway._core import Record, RecordConsumer, RecordProducer
-from rollway.errors import ConnectionClosedError, ForeignSchema, InvalidArgument, WaitTimeout
+from rollway.errors import ConnectionClosedError, InvalidArgument, WaitTimeout
 from rollway.records.key import RecordKey
+from rollway.schema.pytree import explained
 from rollway.schema.record import RecordSchema
 from rollway.transport.base import RecordIntake, RecordTransport
-from rollway.transport.policies import OnFull
+from rollway.transport.policies import REPLACE, OnFull
 from rollway.transport.server_base import ServerBase, describe_refusals, split_transports
 from rollway.transport.shm import ShmTransport
 from rollway.waiting.peer_watch import PeerWatch, StallCheck, producers_died
@@ -72,7 +73,7 @@ class RecordServer(ServerBase):
         self._max_records = max_records or max(lane_bytes // _RECORD_BYTES, 64)  # for each lane
         shm, transports = split_transports(transport)
         options = shm or ShmTransport("in-process")
-        try:
+        with explained(self.schema, REPLACE):
             self._consumer = RecordConsumer(
                 self._plan,
                 shm.name if shm else None,
@@ -86,8 +87,6 @@ class RecordServer(ServerBase):
                 preallocate=preallocate,
                 peer_timeout_s=peer_timeout_s,
             )
-        except ForeignSchema as foreign:
-            raise self.schema.explain(foreign) from None
         super().__init__(self._consumer, transports, RecordIntake(self._consumer, self.schema, self._plan), options.keep)
 
     def read(self, timeout: float | None = None) -> Record | None:

@@ -23,7 +23,7 @@ from rollway.schema.pytree import explained
 from rollway.schema.record import RecordSchema
 from rollway.segment.naming import auto_name
 from rollway.transport.learner_end import EndsWithBlock, LearnerEnd, check_keep
-from rollway.transport.policies import IfExists, Keep
+from rollway.transport.policies import REPLACE, IfExists, Keep
 
 _MAX_PEERS = 1024
 _PATIENCE_S = 30.0
@@ -84,7 +84,7 @@ class TransitionBuffer(EndsWithBlock):
         device = device_name(device)
         schema = _schema(obs_dim, action_dim, critic_dim, fields or {})
         layout = RowLayout(schema)
-        with explained(schema):
+        with explained(schema, REPLACE):
             table = Table(
                 name or auto_name(),
                 schema.text,

@@ -16,7 +16,7 @@ from rollway.errors import BatchesHeld, ConnectionClosedError, InvalidArgument, 
 from rollway.ring.pinning import pin
 from rollway.schema.pytree import Schema, explained
 from rollway.transport.base import Intake, Transport
-from rollway.transport.policies import OnFull
+from rollway.transport.policies import REPLACE, OnFull
 from rollway.transport.server_base import ServerBase, describe_refusals, split_transports
 from rollway.transport.shm import ShmTransport
 from rollway.waiting.peer_watch import PeerWatch, StallCheck, producers_died
@@ -73,7 +73,7 @@ class Server(ServerBase):
         self._producer: Producer | None = None
         shm, transports = split_transports(transport)
         options = shm or ShmTransport("in-process")
-        with explained(self._schema):
+        with explained(self._schema, REPLACE):
             self._consumer = Consumer(
                 self._plan,
                 batch_size,

@@ -8,5 +8,8 @@ OnFull = Literal["block", "drop_oldest", "drop_newest", "error"]
 IfExists = Literal["resume", "replace", "error"]
 """What to do with a segment of the same name: continue with its content, start anew, or raise."""
 
+REPLACE = 'throw its content away with if_exists="replace" or `rollway gc`, once no process is attached'
+"""What a learner can do about a segment of another shape, for the message of an error."""
+
 Keep = Literal["on_error", "always", "never"]
 """When a learner that ends leaves its segment, with what was committed, to the next one."""

@@ -32,8 +32,9 @@ class ShmTransport(_Options):
     Args:
         name: What workers attach to. Left out, it is automatic, and the segment is removed as soon as no process is
             attached, because no process could find it again.
-        if_exists: ``"resume"`` continues with the content of a segment of that name, and replaces a stale one of
-            another shape; ``"replace"`` starts anew unless a process is attached to it; ``"error"`` refuses.
+        if_exists: ``"resume"`` continues with the content of a segment of that name; one of another shape is an error,
+            unless it is empty and no process is attached; ``"replace"`` starts anew unless a process is attached to it;
+            ``"error"`` refuses.
         keep: When the segment stays for the next learner, with what was committed: ``"on_error"``, unless `Server.close`
             was called or the ``with`` block ended without an exception; ``"always"``, also then; ``"never"``, as long
             as this process can still remove it. A segment that stays is as after SIGKILL: workers wait for the next

@@ -44,7 +44,8 @@ impl Consumer {
     ) -> Result<Consumer> {
         let open = |name: &str| Records::open(name, Some(spec.schema)).and_then(|records| records.fits(spec));
         let sit_down = |records, resumed| Self::sit_down(records, resumed, peer_timeout);
-        if_exists.open(spec.name, open, || Records::create(spec), Records::segment, sit_down)
+        let create = || Records::create(spec);
+        if_exists.open(spec.name, open, create, Records::segment, sit_down, Records::holds_data)
     }
 
     /// Attaches to records that are there. `schema`: refuse any other; `None`: whatever the segment says it is.

@@ -110,7 +110,7 @@ impl Records {
         let there = &self.geometry;
         self.segment.check_sizes(&[
             ("lanes", there.lanes, wanted.lanes),
-            ("descriptors", there.descriptors, wanted.descriptors),
+            ("max_records", there.descriptors, wanted.descriptors),
             ("lane_bytes", there.lane_bytes, wanted.lane_bytes),
         ])?;
         self.segment.check_open(self.is_closed())?;

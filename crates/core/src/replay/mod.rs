@@ -72,7 +72,9 @@ impl Table {
                 .and_then(|table| table.fits(spec))
         };
         let sit_down = |mapped, resumed| Self::sit_down(mapped, Role::Consumer, resumed);
-        if_exists.open(spec.name, there, || MappedTable::create(spec), |mapped| &mapped.segment, sit_down)
+        let create = || MappedTable::create(spec);
+        let holds_data = MappedTable::holds_data;
+        if_exists.open(spec.name, there, create, |mapped| &mapped.segment, sit_down, holds_data)
     }
 
     /// A worker's handle, on a table that is there.

@@ -37,7 +37,7 @@ impl Consumer {
         let open =
             |name: &str| Ring::open(name, spec.schema, spec.leaf_bytes).and_then(|ring| ring.fits(spec));
         let sit_down = |ring, resumed| Self::sit_down(ring, resumed, peer_timeout);
-        if_exists.open(spec.name, open, || Ring::create(spec), Ring::segment, sit_down)
+        if_exists.open(spec.name, open, || Ring::create(spec), Ring::segment, sit_down, Ring::holds_data)
     }
 
     fn sit_down(ring: Ring, resumed: bool, peer_timeout: Option<Duration>) -> Result<Consumer> {
