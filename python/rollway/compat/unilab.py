@@ -193,7 +193,7 @@ class ReplayOptions(TypedDict, total=False):
     name: str | None
     fields: Mapping[str, Any] | None
     seed: int | None
-    if_exists: IfExists
+    if_exists: IfExists | None
     keep: Keep
     huge_pages: bool | None
     max_peers: int

@@ -12,6 +12,7 @@ from rollway.records.key import RecordKey
 from rollway.schema.pytree import explained
 from rollway.schema.record import RecordSchema
 from rollway.transport.base import RecordIntake, RecordTransport
+from rollway.transport.earlier_run import warn_of_earlier_run
 from rollway.transport.policies import REPLACE, OnFull
 from rollway.transport.server_base import ServerBase, describe_refusals, split_transports
 from rollway.transport.shm import ShmTransport
@@ -81,13 +82,16 @@ class RecordServer(ServerBase):
                 lane_bytes=lane_bytes,
                 max_records=self._max_records,
                 auto_named=options.auto_named,
-                if_exists=options.if_exists,
+                if_exists=options.if_exists or "resume",
                 max_peers=options.max_peers,
                 on_full=on_full,
                 preallocate=preallocate,
                 peer_timeout_s=peer_timeout_s,
             )
-        super().__init__(self._consumer, transports, RecordIntake(self._consumer, self.schema, self._plan), options.keep)
+        intake = RecordIntake(self._consumer, self.schema, self._plan)
+        super().__init__(self._consumer, transports, intake, options.keep)
+        if shm is not None and shm.if_exists is None:
+            warn_of_earlier_run(shm.name, "records", self._consumer.found())
 
     def read(self, timeout: float | None = None) -> Record | None:
         """Waits for a record. ``None`` once the records are shut down and all read.
@@ -235,6 +239,7 @@ class RecordServer(ServerBase):
         with self._starting:
             if self._producer is None:
                 self._producer = RecordProducer._beside(self._consumer, self._plan)
+                self._closers.insert(0, self._producer.close)
             return self._producer
 
     def _stall_checks(self) -> list[StallCheck]:

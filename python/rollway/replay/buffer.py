@@ -22,6 +22,7 @@ from rollway.schema.leaves import Leaf
 from rollway.schema.pytree import explained
 from rollway.schema.record import RecordSchema
 from rollway.segment.naming import auto_name
+from rollway.transport.earlier_run import warn_of_earlier_run
 from rollway.transport.learner_end import EndsWithBlock, LearnerEnd, check_keep
 from rollway.transport.policies import REPLACE, IfExists, Keep
 
@@ -50,7 +51,8 @@ class TransitionBuffer(EndsWithBlock):
             A field may also be an example array, a pair like ``((84, 84), np.uint8)`` or a Gymnasium space.
         seed: Draw the same batches from the same content. Left out, each process draws its own.
         if_exists: For a name that is taken: ``"resume"`` continues with its transitions, ``"replace"`` starts anew
-            unless a process is attached to it, ``"error"`` refuses.
+            unless a process is attached to it, ``"error"`` refuses. Left out, it is ``"resume"`` with a warning if
+            there are transitions of an earlier run.
         keep: When the buffer stays for the next learner; as in `ShmTransport`.
         huge_pages: As in `ShmTransport`.
         max_peers: How many handles there may be at once, at most 1024.
@@ -75,7 +77,7 @@ class TransitionBuffer(EndsWithBlock):
         name: str | None = None,
         fields: Mapping[str, Any] | None = None,
         seed: int | None = None,
-        if_exists: IfExists = "resume",
+        if_exists: IfExists | None = None,
         keep: Keep = "on_error",
         huge_pages: bool | None = None,
         max_peers: int = _MAX_PEERS,
@@ -92,12 +94,14 @@ class TransitionBuffer(EndsWithBlock):
                 layout.row_bytes,
                 _positive("capacity", capacity),
                 auto_named=name is None,
-                if_exists=if_exists,
+                if_exists=if_exists or "resume",
                 max_peers=_positive("max_peers", max_peers),
                 huge_pages=huge_pages,
                 seed=_seed(seed),
             )
         self._start(table, layout, device, keep)
+        if if_exists is None:
+            warn_of_earlier_run(table.name, "transitions", table.found())
 
     @classmethod
     def attach(cls, name: str, device: Any = "cpu", *, seed: int | None = None) -> Self:

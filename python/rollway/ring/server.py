@@ -16,6 +16,7 @@ from rollway.errors import BatchesHeld, ConnectionClosedError, InvalidArgument, 
 from rollway.ring.pinning import pin
 from rollway.schema.pytree import Schema, explained
 from rollway.transport.base import Intake, Transport
+from rollway.transport.earlier_run import warn_of_earlier_run
 from rollway.transport.policies import REPLACE, OnFull
 from rollway.transport.server_base import ServerBase, describe_refusals, split_transports
 from rollway.transport.shm import ShmTransport
@@ -26,9 +27,9 @@ class Server(ServerBase):
     """Moves samples from any number of workers to this learner, as whole batches that are views into shared memory.
 
     Workers on this machine come in through a `ShmTransport`, workers on others through a `TcpTransport`, or both at
-    once. The ring exists from here until `close`, or the end of the ``with`` block. After an exception, and after the end
-    of the process without `close`, it stays for the next learner (``keep`` of `ShmTransport`). `sample` and `submit` block with the GIL released, and Ctrl-C ends them. Threads may share a
-    server.
+    once. The ring exists from here until `close`, or the end of the ``with`` block. After an exception, and after the
+    end of the process without `close`, it stays for the next learner (``keep`` of `ShmTransport`). `sample` and
+    `submit` block with the GIL released, and Ctrl-C ends them. Threads may share a server.
 
     Args:
         example: One sample: a pytree of arrays. Its values do not matter. In place of an array there may be text like
@@ -80,7 +81,7 @@ class Server(ServerBase):
                 num_buffers,
                 shm.name if shm else None,
                 auto_named=options.auto_named,
-                if_exists=options.if_exists,
+                if_exists=options.if_exists or "resume",
                 max_peers=options.max_peers,
                 on_full=on_full,
                 huge_pages=options.huge_pages,
@@ -88,6 +89,8 @@ class Server(ServerBase):
                 writable=writable,
             )
         super().__init__(self._consumer, transports, Intake(self._consumer, self._schema, self._plan), options.keep)
+        if shm is not None and shm.if_exists is None:
+            warn_of_earlier_run(shm.name, "samples", self._consumer.found())
         self._pinned = False
         if pin_host_memory:
             try:
@@ -222,7 +225,9 @@ class Server(ServerBase):
         """The producer of this process, one for all threads, so that they share one producer id."""
         if self._producer is None:
             with self._starting:
-                self._producer = self._producer or Producer._beside(self._consumer, self._plan)
+                if self._producer is None:
+                    self._producer = Producer._beside(self._consumer, self._plan)
+                    self._closers.insert(0, self._producer.close)
         return self._producer
 
     def _stall_checks(self) -> list[StallCheck]:

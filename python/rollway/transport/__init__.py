@@ -5,6 +5,7 @@ base.py           what a transport is: `Transport`, `Endpoint`, and what a serve
 shm.py            `ShmTransport`: shared memory under a name, for workers on this machine
 tcp.py            `TcpTransport`: a port, for workers on other machines
 policies.py       `OnFull`, `IfExists`, `Keep`: the choices that users make for a segment
+earlier_run.py    the warning of a learner that finds the data of an earlier run
 learner_end.py    how a learner lets go of its segment: closed, or left to the next learner
 server_base.py    what `Server` and `RecordServer` have in common: transports, life cycle, numbers
 shm_lifetime.py   how a client in shared memory is closed

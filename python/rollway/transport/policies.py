@@ -6,7 +6,10 @@ OnFull = Literal["block", "drop_oldest", "drop_newest", "error"]
 """What a producer does when there is no room: wait, drop the oldest batch or record, drop its own, or raise."""
 
 IfExists = Literal["resume", "replace", "error"]
-"""What to do with a segment of the same name: continue with its content, start anew, or raise."""
+"""What to do with a segment of the same name: continue with its content, start anew, or raise.
+
+Where it is left out, a learner continues, and warns if it finds the data of an earlier run.
+"""
 
 REPLACE = 'throw its content away with if_exists="replace" or `rollway gc`, once no process is attached'
 """What a learner can do about a segment of another shape, for the message of an error."""

@@ -19,7 +19,7 @@ def _auto_name() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Options:
-    if_exists: IfExists = "resume"
+    if_exists: IfExists | None = None
     keep: Keep = "on_error"
     huge_pages: bool | None = None
     max_peers: int = 1024
@@ -34,11 +34,11 @@ class ShmTransport(_Options):
             attached, because no process could find it again.
         if_exists: ``"resume"`` continues with the content of a segment of that name; one of another shape is an error,
             unless it is empty and no process is attached; ``"replace"`` starts anew unless a process is attached to it;
-            ``"error"`` refuses.
-        keep: When the segment stays for the next learner, with what was committed: ``"on_error"``, unless `Server.close`
-            was called or the ``with`` block ended without an exception; ``"always"``, also then; ``"never"``, as long
-            as this process can still remove it. A segment that stays is as after SIGKILL: workers wait for the next
-            learner, ``rollway gc`` removes it. One with an automatic name, or with nothing in it, never stays.
+            ``"error"`` refuses. Left out, it is ``"resume"`` with a warning if there is data of an earlier run.
+        keep: When the segment stays for the next learner, with what was committed. ``"on_error"``: unless ``close()``
+            was called, or the ``with`` block ended without an exception. ``"always"``: also then. ``"never"``: only
+            when the process is killed. A segment that stays is as after SIGKILL: workers wait for the next learner,
+            and ``rollway gc`` removes it. One with an automatic name, or with nothing in it, never stays.
         huge_pages: 2 MB pages: ``True`` requires them, ``False`` does without, ``None`` takes them for a large segment
             if the kernel has them.
         max_peers: How many processes may be attached at once; at most 1024.

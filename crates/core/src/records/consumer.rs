@@ -83,6 +83,12 @@ impl Consumer {
         self.resumed
     }
 
+    /// How many records earlier learners left here, and how old the segment is. `None` if there are none, or another learner lives.
+    pub fn found(&self) -> Option<(usize, Duration)> {
+        let committed = if self.resumed { self.records.census().committed() } else { 0 };
+        (committed > 0 && self.seat.is_only_one()).then(|| (committed, self.records.segment().age()))
+    }
+
     #[inline]
     fn owner(&self) -> Result<Owner> {
         self.seat.owner_or_rejoin(|seat| self.records.sweep(seat))

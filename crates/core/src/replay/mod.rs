@@ -33,6 +33,7 @@ pub use layout::Field;
 use layout::{Geometry, KIND, RowKind, RowWord, Tally};
 use protocol::Protocol;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What a new table should be.
 #[derive(Debug, Clone)]
@@ -160,6 +161,12 @@ impl Table {
     /// Whether the table was there already.
     pub fn resumed(&self) -> bool {
         self.resumed
+    }
+
+    /// How many rows earlier learners left here, and how old the segment is. `None` if there are none, or another learner lives.
+    pub fn found(&self) -> Option<(usize, Duration)> {
+        let rows = if self.resumed { self.rows() } else { 0 };
+        (rows > 0 && self.seat.is_only_one()).then(|| (rows, self.segment().age()))
     }
 
     pub fn name(&self) -> &str {

@@ -484,6 +484,11 @@ impl Seat {
         self.abandoned.load(Ordering::Relaxed)
     }
 
+    /// Whether no other in our role lives.
+    pub fn is_only_one(&self) -> bool {
+        self.census(self.role).alive <= 1
+    }
+
     /// Whether no participant in a role lives, and at least one died instead of leaving.
     pub fn all_died(&self, role: Role) -> bool {
         let mut members = self.members(role).peekable();

@@ -12,6 +12,7 @@ use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
+use std::time::Duration;
 
 /// In front of every name in the directory.
 pub const PREFIX: &str = "rollway.";
@@ -295,6 +296,11 @@ impl Segment {
 
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// How long ago it was made.
+    pub fn age(&self) -> Duration {
+        Duration::from_nanos(unix_ns().saturating_sub(self.header.created_unix_ns))
     }
 
     /// Whether a later process can find the segment by its name: it has one, and a user chose it.

@@ -200,6 +200,12 @@ impl Table {
         Ok(self.core(py)?.resumed())
     }
 
+    /// How many rows earlier learners left, and how many seconds ago the segment was made. `None` if there are none, or another
+    /// learner lives.
+    fn found(&self, py: Python<'_>) -> PyResult<Option<(usize, f64)>> {
+        Ok(self.core(py)?.found().map(|(rows, age)| (rows, age.as_secs_f64())))
+    }
+
     /// Whether this handle was closed.
     #[getter]
     fn closed(&self, py: Python<'_>) -> bool {
