@@ -7,6 +7,7 @@ batch ready.
 from __future__ import annotations
 
 import operator
+import time
 import weakref
 from collections.abc import Mapping
 from functools import partial
@@ -104,16 +105,23 @@ class TransitionBuffer(EndsWithBlock):
             warn_of_earlier_run(table.name, "transitions", table.found())
 
     @classmethod
-    def attach(cls, name: str, device: Any = "cpu", *, seed: int | None = None) -> Self:
-        """Opens a buffer that another process made, with the fields and the capacity that it has."""
+    def attach(
+        cls, name: str, device: Any = "cpu", *, seed: int | None = None, connect_timeout_s: float = 10.0
+    ) -> Self:
+        """Opens a buffer that another process makes, with the fields and the capacity that it has.
+
+        ``connect_timeout_s``: how long to wait for the learner to appear.
+        """
         device = device_name(device)
-        text = Table.schema_of(name)
+        deadline = time.monotonic() + connect_timeout_s
+        text = Table.schema_of(name, connect_timeout_s)
         schema = RecordSchema.from_text(text)
         layout = RowLayout(schema)
         if layout.row_bytes >= 2**63:
             raise SegmentDamaged(f"segment '{name}' is damaged: its schema says rows of {layout.row_bytes} bytes")
         with explained(schema):
-            table = Table.attach(name, text, layout.native, layout.row_bytes, _seed(seed))
+            left = max(deadline - time.monotonic(), 0.0)
+            table = Table.attach(name, text, layout.native, layout.row_bytes, _seed(seed), left)
         self = cls.__new__(cls)
         self._start(table, layout, device, "on_error")
         return self
@@ -332,7 +340,7 @@ class TransitionBuffer(EndsWithBlock):
         self._table.close(True)
 
     def __reduce__(self) -> tuple[Any, tuple[str, str]]:
-        return type(self).attach, (self.name, self.device)
+        return partial(type(self).attach, connect_timeout_s=0.0), (self.name, self.device)
 
 
 _USUAL = ("obs", "actions", "rewards", "next_obs", "dones", "truncated")
