@@ -455,7 +455,7 @@ class RecordPlan:
         cls,
         schema: object,
         text: bytes,
-        leaves: list[tuple[str, np.dtype[Any], list[int], int, bool]],
+        leaves: list[tuple[str, np.dtype[Any], list[int], int, str | None]],
         casts: bool = False,
     ) -> Self: ...
     @property
