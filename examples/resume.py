@@ -32,7 +32,8 @@ def main() -> None:
         for step in range(8):
             client.send({"step": np.array(step)})
         first.join()
-        with rollway.Server(EXAMPLE, batch_size=4, transport=rollway.ShmTransport(NAME)) as second:
+        transport = rollway.ShmTransport(NAME, if_exists="resume")
+        with rollway.Server(EXAMPLE, batch_size=4, transport=transport) as second:
             for _ in range(2):
                 print("second learner got steps", second.sample(timeout=10).batch["step"].tolist())
 

@@ -11,6 +11,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[error("{0}")]
 pub struct Damage(pub &'static str);
 
+/// What to do about a segment of another shape.
+pub const REPLACE: &str =
+    "throw its content away with if_exists=\"replace\" or `rollway gc`, once no process is attached";
+
 /// Everything that can go wrong below Python.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -72,14 +76,14 @@ pub enum Error {
 
     /// Another structure lies there.
     #[error(
-        "segment '{name}' (created by pid {creator}) holds a structure of kind {theirs}, not {ours}. Open it as what it is, or \
-         choose another name"
+        "segment '{name}' (created by pid {creator}) holds a structure of kind {theirs}, not {ours}. Open it as what it is, choose \
+         another name, or {REPLACE}"
     )]
     Kind { name: String, creator: u32, theirs: u32, ours: u32 },
 
     #[error(
-        "segment '{name}' (created by pid {creator}) has {what} = {theirs}, but {ours} was asked for. Ask for the same, choose \
-         another name, or stop all processes that are attached: then a new learner replaces it"
+        "segment '{name}' (created by pid {creator}) has {what} = {theirs}, but {ours} was asked for. Ask for {what} = {theirs}, \
+         choose another name, or {REPLACE}"
     )]
     Geometry { name: String, creator: u32, what: &'static str, theirs: u64, ours: u64 },
 
@@ -267,7 +271,8 @@ fn unsettled(content: &str, unacknowledged: u64, first: u64) -> String {
 }
 
 impl Error {
-    /// Whether the segment is whole and has another shape than was asked for. A learner replaces such a segment when it is stale.
+    /// Whether the segment is whole and has another shape than was asked for. A learner replaces such a segment when it is stale
+    /// and holds no data.
     pub fn is_mismatch(&self) -> bool {
         matches!(self, Error::Schema { .. } | Error::Kind { .. } | Error::Geometry { .. } | Error::Closed)
     }

@@ -62,7 +62,7 @@ pub enum OnRestart {
 /// What to do when the name is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IfExists {
-    /// Go on with what was committed; a stale segment of another shape is replaced.
+    /// Go on with what was committed. A stale segment of another shape is replaced if it is empty, otherwise it is an error.
     Resume,
     /// Replace a stale segment; a live one is an error.
     Replace,

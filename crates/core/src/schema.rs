@@ -7,7 +7,8 @@
 //! ```text
 //! samples, records, rows   [leaf, …]
 //! weights                  {"leaves":[leaf, …],"tree":node}
-//! leaf, field              [name, dtype, [dimension, …]]          "*": a first dimension that differs from record to record
+//! leaf, field              [name, dtype, [dimension, …]]          "*": a first dimension that differs from record to record;
+//!                                                                 "n", any letter: the same in all leaves with that letter
 //! name                     "obs/image"                            of a field also ["title","name"]; "" is padding
 //! dtype                    "<f4", "|S5", "<M8[ns]", "void64", "bfloat16", …; "float32", … in weights; [field, …]
 //! node                     number of a leaf, null, {"list":[node, …]}, {"tuple":[node, …]}, {"dict":[[key, node], …]}
@@ -120,6 +121,8 @@ pub struct Leaf {
     pub item_bytes: usize,
     /// Whether there is one more dimension in front, which differs from record to record.
     pub ragged: bool,
+    /// The letter of that dimension: all leaves of a record with this letter are equally long.
+    pub tie: Option<char>,
     pub dims: Vec<usize>,
     /// Bytes of the whole, or of one row where it is ragged.
     pub bytes: usize,
@@ -331,27 +334,32 @@ impl<'a> Reader<'a> {
             return invalid("a dtype has no bytes");
         }
         self.word(b",")?;
-        let (ragged, dims) = self.dims(true)?;
+        let (ragged, tie, dims) = self.dims(true)?;
         self.word(b"]")?;
         let bytes = array_bytes(item_bytes, &dims).ok_or(wrong("a leaf is larger than an address space"))?;
-        Ok(Leaf { path, dtype, item_bytes, ragged, dims, bytes })
+        Ok(Leaf { path, dtype, item_bytes, ragged, tie, dims, bytes })
     }
 
-    /// `[4,2]`, or `["*",2]` where that is allowed.
-    fn dims(&mut self, may_be_ragged: bool) -> Result<(bool, Vec<usize>)> {
-        let (mut ragged, mut dims) = (false, Vec::new());
+    /// `[4,2]`, or `["*",2]` or `["n",2]` where that is allowed.
+    fn dims(&mut self, may_be_ragged: bool) -> Result<(bool, Option<char>, Vec<usize>)> {
+        let (mut ragged, mut tie, mut dims) = (false, None, Vec::new());
         self.list(|reader, number| {
             if number >= MAX_DIMENSIONS {
                 return invalid("it has too many dimensions");
             }
-            if number == 0 && may_be_ragged && reader.take(b"\"*\"") {
+            if number == 0 && may_be_ragged && reader.peek() == Some(b'"') {
                 ragged = true;
+                tie = match reader.string()?.as_bytes() {
+                    b"*" => None,
+                    [letter] if letter.is_ascii_alphabetic() => Some(*letter as char),
+                    _ => return invalid("a first dimension is neither a number nor * nor a letter"),
+                };
             } else {
                 dims.push(reader.number()?);
             }
             Ok(())
         })?;
-        Ok((ragged, dims))
+        Ok((ragged, tie, dims))
     }
 
     /// A dtype of samples and records, and the bytes of one element.
@@ -390,7 +398,7 @@ impl<'a> Reader<'a> {
         self.word(b",")?;
         let (dtype, item_bytes) = self.dtype(depth)?;
         self.word(b",")?;
-        let (_, dims) = self.dims(false)?;
+        let (_, _, dims) = self.dims(false)?;
         self.word(b"]")?;
         let bytes = array_bytes(item_bytes, &dims).ok_or(wrong("a field is larger than an address space"))?;
         Ok((Field { title, name, dtype, dims }, bytes))

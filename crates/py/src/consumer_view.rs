@@ -57,8 +57,8 @@ impl<C: CoreConsumer> ConsumerView<C> {
     }
 }
 
-/// `consumer_methods!(Class, Core)`: gives the class of a learner's handle `close`, `closed`, `name`, `resumed`, `producers` and
-/// `_eventfd_waiter`. The class has the fields `view`, a [`ConsumerView`], and `name`. It expands to a block of `#[pymethods]` in
+/// `consumer_methods!(Class, Core)`: gives the class of a learner's handle `close`, `abandon`, `closed`, `name`, `resumed`, `found`,
+/// `producers` and `_eventfd_waiter`. The class has the fields `view`, a [`ConsumerView`], and `name`. It expands to a block of `#[pymethods]` in
 /// which each method asks the view.
 macro_rules! consumer_methods {
     ($Class:ident, $Core:ident) => {
@@ -77,6 +77,14 @@ macro_rules! consumer_methods {
                 }
             }
 
+            /// Ends as if this process had been killed: what was committed stays for the next learner.
+            fn abandon(&self, py: Python<'_>) -> PyResult<()> {
+                match self.view.take_core(py) {
+                    Some(core) => $Core::abandon(core).map_err(|e| $crate::errors::to_py(py, e)),
+                    None => Ok(()),
+                }
+            }
+
             #[getter]
             fn closed(&self, py: Python<'_>) -> bool {
                 self.view.is_closed(py)
@@ -91,6 +99,12 @@ macro_rules! consumer_methods {
             #[getter]
             fn resumed(&self, py: Python<'_>) -> PyResult<bool> {
                 Ok(self.core(py)?.resumed())
+            }
+
+            /// How much earlier learners left, and how many seconds ago the segment was made. `None` if there is nothing, or
+            /// another learner lives.
+            fn found(&self, py: Python<'_>) -> PyResult<Option<(usize, f64)>> {
+                Ok(self.core(py)?.found().map(|(committed, age)| (committed, age.as_secs_f64())))
             }
 
             /// Living producers, here and at the other end of connections, and the pids of those that died without closing.

@@ -3,6 +3,7 @@
 use crate::segment::contents::contents;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use rollway_core::error::REPLACE;
 use rollway_core::{Error, sys::signals};
 use std::cell::RefCell;
 
@@ -56,8 +57,8 @@ pub fn to_py(py: Python<'_>, error: Error) -> PyErr {
         Error::Kind { name, creator, theirs, ours } => {
             let (theirs, ours) = (contents(*theirs).1, contents(*ours).1);
             let message = format!(
-                "segment '{name}' (created by pid {creator}) holds {theirs}, not {ours}. Open it with its own class, or \
-                 choose another name"
+                "segment '{name}' (created by pid {creator}) holds {theirs}, not {ours}. Open it with its own class, choose \
+                 another name, or {REPLACE}"
             );
             return named(py, "SchemaMismatch", message);
         }

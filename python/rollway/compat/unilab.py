@@ -26,7 +26,7 @@ from rollway.replay.buffer import TransitionBuffer
 from rollway.ring.rollout_ring import OnFull, RolloutOptions, RolloutRing
 from rollway.runner.restart_policy import RestartPolicy
 from rollway.runner.runner import Progress, Runner
-from rollway.transport.policies import IfExists
+from rollway.transport.policies import IfExists, Keep
 from rollway.weights.obs_norm_stats import ObsNormStats
 from rollway.weights.weight_sync import WeightOptions, WeightSync
 
@@ -36,7 +36,8 @@ class SharedWeightSync(WeightSync):
 
     Args:
         param_shapes: The shape of each parameter: a dict, or any tree of tuples (`from_state_dict` reads it off).
-        create: Make the weights. ``False``: attach to ``shm_name``, and check that its leaves have these shapes.
+        create: Make the weights. ``False``: attach to ``shm_name``, which must exist, and check that its leaves have
+            these shapes. `attach` waits for it.
         shm_name: What readers attach to; automatic when left out. `WeightSync` calls it ``name``.
         lock: Accepted, and not used: nothing here needs a lock, and every handle may write.
         dtypes: As for `WeightSync`. With ``create=False`` and without dtypes, only shapes are compared.
@@ -126,7 +127,8 @@ class RolloutRingBuffer(RolloutRing):
         action_dim: Numbers in an action.
         critic_dim: Numbers in the critic's own observation; 0: it has none.
         num_slots: Rollouts that there is room for, at least 2: give two more than there are writers.
-        create: Make the ring. ``False``: attach to the ring of ``shm_name_prefix``, as `attach` does.
+        create: Make the ring. ``False``: attach to the ring of ``shm_name_prefix``, which must exist. `attach` waits
+            for it.
         shm_name_prefix: The segment: its name, or the dict that `name` gives; automatic when left out on creation.
             `RolloutRing` calls it ``name``.
         **options: As for `RolloutRing`: ``fields``, ``on_full``, ``peer_timeout_s``.
@@ -152,7 +154,7 @@ class RolloutRingBuffer(RolloutRing):
         elif name is None:
             raise InvalidArgument("create=False needs shm_name_prefix: the creator's `name`")
         else:
-            self._attach(name, dims, **sizes, **options)
+            self._attach(name, dims, 0.0, **sizes, **options)
 
     @classmethod
     def attach(
@@ -162,10 +164,13 @@ class RolloutRingBuffer(RolloutRing):
         num_steps: int,
         obs_dim: int,
         action_dim: int,
+        *,
+        connect_timeout_s: float = 10.0,
         **options: Unpack[RolloutOptions],
     ) -> Self:
         """As `RolloutRing.attach`; takes also the dict that `name` gives."""
-        return super().attach(_one_name(name), num_envs, num_steps, obs_dim, action_dim, **options)
+        dims = (num_envs, num_steps, obs_dim, action_dim)
+        return super().attach(_one_name(name), *dims, connect_timeout_s=connect_timeout_s, **options)
 
     @property
     def name(self) -> dict[str, str]:  # type: ignore[override] # unilab has a segment for each field
@@ -206,7 +211,8 @@ class ReplayOptions(TypedDict, total=False):
     name: str | None
     fields: Mapping[str, Any] | None
     seed: int | None
-    if_exists: IfExists
+    if_exists: IfExists | None
+    keep: Keep
     huge_pages: bool | None
     max_peers: int
 
@@ -223,8 +229,8 @@ class ReplayBuffer(TransitionBuffer):
         defer_gpu: Accepted, and not used: the device is never touched before the first `sample`.
         critic_dim: Numbers in an observation for the critic; 0 for none.
         packed_cpu_storage: Accepted, and not used: rows are always packed.
-        **options: As for `TransitionBuffer`: ``name``, ``fields``, ``seed``, ``if_exists``, ``huge_pages``,
-            ``max_peers``.
+        **options: As for `TransitionBuffer`: ``name``, ``fields``, ``seed``, ``if_exists``, ``keep``,
+            ``huge_pages``, ``max_peers``.
     """
 
     def __init__(
@@ -241,9 +247,11 @@ class ReplayBuffer(TransitionBuffer):
         super().__init__(capacity, obs_dim, action_dim, device, critic_dim=critic_dim, **options)
 
     @classmethod
-    def attach(cls, name: str, device: Any = "cpu", *, seed: int | None = None) -> Self:
+    def attach(
+        cls, name: str, device: Any = "cpu", *, seed: int | None = None, connect_timeout_s: float = 10.0
+    ) -> Self:
         """As `TransitionBuffer.attach`; gives torch tensors, too."""
-        return super().attach(name, device, seed=seed)
+        return super().attach(name, device, seed=seed, connect_timeout_s=connect_timeout_s)
 
     @property
     def size(self) -> np.ndarray[Any, np.dtype[np.int64]]:

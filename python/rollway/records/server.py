@@ -8,12 +8,14 @@ from typing import Any, Unpack
 
 from rollway._core import Record, RecordConsumer, RecordProducer
 from rollway.device import Framework, device_batches
-from rollway.errors import ConnectionClosedError, ForeignSchema, InvalidArgument, WaitTimeout
+from rollway.errors import ConnectionClosedError, InvalidArgument, WaitTimeout
 from rollway.records.device_source import BatchOptions, Layout, RecordGatherer, RecordSource
 from rollway.records.key import RecordKey
+from rollway.schema.pytree import explained
 from rollway.schema.record import RecordSchema
 from rollway.transport.base import RecordIntake, RecordTransport
-from rollway.transport.policies import OnFull
+from rollway.transport.earlier_run import warn_of_earlier_run
+from rollway.transport.policies import REPLACE, OnFull
 from rollway.transport.server_base import ServerBase, describe_refusals, split_transports
 from rollway.transport.shm import ShmTransport
 from rollway.waiting.peer_watch import PeerWatch, StallCheck, producers_died
@@ -74,7 +76,7 @@ class RecordServer(ServerBase):
         self._max_records = max_records or max(lane_bytes // _RECORD_BYTES, 64)  # for each lane
         shm, transports = split_transports(transport)
         options = shm or ShmTransport("in-process")
-        try:
+        with explained(self.schema, REPLACE):
             self._consumer = RecordConsumer(
                 self._plan,
                 shm.name if shm else None,
@@ -82,15 +84,16 @@ class RecordServer(ServerBase):
                 lane_bytes=lane_bytes,
                 max_records=self._max_records,
                 auto_named=options.auto_named,
-                if_exists=options.if_exists,
+                if_exists=options.if_exists or "resume",
                 max_peers=options.max_peers,
                 on_full=on_full,
                 preallocate=preallocate,
                 peer_timeout_s=peer_timeout_s,
             )
-        except ForeignSchema as foreign:
-            raise self.schema.explain(foreign) from None
-        super().__init__(self._consumer, transports, RecordIntake(self._consumer, self.schema, self._plan))
+        intake = RecordIntake(self._consumer, self.schema, self._plan)
+        super().__init__(self._consumer, transports, intake, options.keep)
+        if shm is not None and shm.if_exists is None:
+            warn_of_earlier_run(shm.name, "records", self._consumer.found())
 
     def read(self, timeout: float | None = None) -> Record | None:
         """Waits for a record. ``None`` once the records are shut down and all read.
@@ -273,6 +276,7 @@ class RecordServer(ServerBase):
         with self._starting:
             if self._producer is None:
                 self._producer = RecordProducer._beside(self._consumer, self._plan)
+                self._closers.insert(0, self._producer.close)
             return self._producer
 
     def _stall_checks(self) -> list[StallCheck]:

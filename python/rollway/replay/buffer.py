@@ -7,8 +7,10 @@ batch ready.
 from __future__ import annotations
 
 import operator
+import time
 import weakref
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -22,16 +24,17 @@ from rollway.schema.arrays import fitted
 from rollway.schema.leaves import Leaf
 from rollway.schema.pytree import explained
 from rollway.schema.record import RecordSchema
-from rollway.segment.closes_on_exit import ClosesOnExit
 from rollway.segment.naming import auto_name
-from rollway.transport.policies import IfExists
+from rollway.transport.earlier_run import warn_of_earlier_run
+from rollway.transport.learner_end import EndsWithBlock, LearnerEnd, check_keep
+from rollway.transport.policies import REPLACE, IfExists, Keep
 
 _MAX_PEERS = 1024
 _PATIENCE_S = 30.0
 """How long an add waits while every row of the buffer is being written by others."""
 
 
-class TransitionBuffer(ClosesOnExit):
+class TransitionBuffer(EndsWithBlock):
     """Moves transitions from any number of adding processes to those that sample them.
 
     When it is full, the oldest transitions are overwritten. Only whole ones are ever sampled: of a process that is
@@ -52,7 +55,9 @@ class TransitionBuffer(ClosesOnExit):
             A field may also be an example array, a pair like ``((84, 84), np.uint8)`` or a Gymnasium space.
         seed: Draw the same batches from the same content. Left out, each process draws its own.
         if_exists: For a name that is taken: ``"resume"`` continues with its transitions, ``"replace"`` starts anew
-            unless a process is attached to it, ``"error"`` refuses.
+            unless a process is attached to it, ``"error"`` refuses. Left out, it is ``"resume"`` with a warning if
+            there are transitions of an earlier run.
+        keep: When the buffer stays for the next learner; as in `ShmTransport`.
         huge_pages: As in `ShmTransport`.
         max_peers: How many handles there may be at once, at most 1024.
 
@@ -76,14 +81,16 @@ class TransitionBuffer(ClosesOnExit):
         name: str | None = None,
         fields: Mapping[str, Any] | None = None,
         seed: int | None = None,
-        if_exists: IfExists = "resume",
+        if_exists: IfExists | None = None,
+        keep: Keep = "on_error",
         huge_pages: bool | None = None,
         max_peers: int = _MAX_PEERS,
     ) -> None:
+        check_keep(keep)
         device = device_name(device)
         schema = _schema(obs_dim, action_dim, critic_dim, fields or {})
         layout = RowLayout(schema)
-        with explained(schema):
+        with explained(schema, REPLACE):
             table = Table(
                 name or auto_name(),
                 schema.text,
@@ -91,29 +98,38 @@ class TransitionBuffer(ClosesOnExit):
                 layout.row_bytes,
                 _positive("capacity", capacity),
                 auto_named=name is None,
-                if_exists=if_exists,
+                if_exists=if_exists or "resume",
                 max_peers=_positive("max_peers", max_peers),
                 huge_pages=huge_pages,
                 seed=_seed(seed),
             )
-        self._start(table, layout, device)
+        self._start(table, layout, device, keep)
+        if if_exists is None:
+            warn_of_earlier_run(table.name, "transitions", table.found())
 
     @classmethod
-    def attach(cls, name: str, device: Any = None, *, seed: int | None = None) -> Self:
-        """Opens a buffer that another process made, with the fields and the capacity that it has."""
+    def attach(
+        cls, name: str, device: Any = None, *, seed: int | None = None, connect_timeout_s: float = 10.0
+    ) -> Self:
+        """Opens a buffer that another process makes, with the fields and the capacity that it has.
+
+        ``connect_timeout_s``: how long to wait for the learner to appear.
+        """
         device = device_name(device)
-        text = Table.schema_of(name)
+        deadline = time.monotonic() + connect_timeout_s
+        text = Table.schema_of(name, connect_timeout_s)
         schema = RecordSchema.from_text(text)
         layout = RowLayout(schema)
         if layout.row_bytes >= 2**63:
             raise SegmentDamaged(f"segment '{name}' is damaged: its schema says rows of {layout.row_bytes} bytes")
         with explained(schema):
-            table = Table.attach(name, text, layout.native, layout.row_bytes, _seed(seed))
+            left = max(deadline - time.monotonic(), 0.0)
+            table = Table.attach(name, text, layout.native, layout.row_bytes, _seed(seed), left)
         self = cls.__new__(cls)
-        self._start(table, layout, device)
+        self._start(table, layout, device, "on_error")
         return self
 
-    def _start(self, table: Table, layout: RowLayout, device: str | None) -> None:
+    def _start(self, table: Table, layout: RowLayout, device: str | None, keep: Keep) -> None:
         self._table = table
         self._layout = layout
         self._schema = layout.schema
@@ -121,7 +137,8 @@ class TransitionBuffer(ClosesOnExit):
         self._staged: StagedCopies | None = None
         self.capacity = table.capacity
         self.device = device
-        self._close_table = weakref.finalize(self, table.close, False)
+        self._leave = LearnerEnd(partial(table.close, False), table.abandon, keep)
+        self._close_table = weakref.finalize(self, self._leave)  # also at interpreter exit
 
     # ── adding ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -358,8 +375,15 @@ class TransitionBuffer(ClosesOnExit):
     # ── life ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def close(self) -> None:
-        """Closes this handle. In the process that made the buffer it also removes the name, and ends adding."""
+        """Closes this handle. In the process that made the buffer it also removes the name, and ends adding.
+
+        ``keep`` says when the buffer stays.
+        """
+        self._finish(failed=False)
+
+    def _finish(self, *, failed: bool) -> None:
         self._staged = None
+        self._leave.failed = failed
         self._close_table()
 
     def cleanup(self) -> None:
@@ -369,7 +393,7 @@ class TransitionBuffer(ClosesOnExit):
         self._table.close(True)
 
     def __reduce__(self) -> tuple[Any, tuple[str, str | None]]:
-        return type(self).attach, (self.name, self.device)
+        return partial(type(self).attach, connect_timeout_s=0.0), (self.name, self.device)
 
 
 _USUAL = ("obs", "actions", "rewards", "next_obs", "dones", "truncated")

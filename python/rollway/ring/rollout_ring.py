@@ -136,19 +136,22 @@ class RolloutRing(ClosesOnExit):
         num_steps: int,
         obs_dim: int,
         action_dim: int,
+        *,
+        connect_timeout_s: float = 10.0,
         **options: Unpack[RolloutOptions],
     ) -> Self:
-        """Opens a ring that another process made, with the sizes that it was made with.
+        """Opens a ring that another process makes, with the sizes that it is made with.
 
-        ``num_slots`` may be left out: the ring has it.
+        ``num_slots`` may be left out: the ring has it. ``connect_timeout_s``: how long to wait for the learner to
+        appear.
         """
         self = cls.__new__(cls)
-        self._attach(name, (num_envs, num_steps, obs_dim, action_dim), **options)
+        self._attach(name, (num_envs, num_steps, obs_dim, action_dim), connect_timeout_s, **options)
         return self
 
-    def _attach(self, name: str, dims: _Dims, **options: Unpack[RolloutOptions]) -> None:
+    def _attach(self, name: str, dims: _Dims, connect_timeout_s: float, **options: Unpack[RolloutOptions]) -> None:
         self._set_up(name, dims, **options)
-        producer = self._writer()
+        producer = self._writer(connect_timeout_s)
         if "num_slots" not in options:
             self.num_slots = producer.stats()["num_buffers"]
         self._check_geometry(producer)
@@ -430,7 +433,7 @@ class RolloutRing(ClosesOnExit):
 
     def __setstate__(self, state: tuple[str, _Dims, RolloutOptions]) -> None:
         name, dims, options = state
-        self._attach(name, dims, **options)
+        self._attach(name, dims, 0.0, **options)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open"
@@ -454,9 +457,11 @@ class RolloutRing(ClosesOnExit):
                 writable=True,  # for torch.from_numpy; users get read-only views
             )
 
-    def _open_producer(self) -> Producer:
+    def _open_producer(self, connect_timeout_s: float) -> Producer:
         with explained(self._schema):
-            return Producer(self._name, self._plan, peer_timeout_s=self._peer_timeout_s)
+            return Producer(
+                self._name, self._plan, connect_timeout_s=connect_timeout_s, peer_timeout_s=self._peer_timeout_s
+            )
 
     def _check_geometry(self, producer: Producer) -> None:
         stats = producer.stats()
@@ -468,10 +473,10 @@ class RolloutRing(ClosesOnExit):
                 + ("" if there == 1 else f", whose batches hold {there} samples: it is no ring of rollouts")
             )
 
-    def _writer(self) -> Producer:
+    def _writer(self, connect_timeout_s: float = 0.0) -> Producer:
         self._check_open()
         if self._ends.producer is None:
-            self._ends.producer = self._open_producer()
+            self._ends.producer = self._open_producer(connect_timeout_s)
         return self._ends.producer
 
     def _reader(self) -> Consumer:

@@ -18,7 +18,8 @@ from rollway.ring.device_source import SampleSource
 from rollway.ring.pinning import pin
 from rollway.schema.pytree import Schema, explained
 from rollway.transport.base import Intake, Transport
-from rollway.transport.policies import OnFull
+from rollway.transport.earlier_run import warn_of_earlier_run
+from rollway.transport.policies import REPLACE, OnFull
 from rollway.transport.server_base import ServerBase, describe_refusals, split_transports
 from rollway.transport.shm import ShmTransport
 from rollway.waiting.peer_watch import PeerWatch, StallCheck, producers_died
@@ -28,9 +29,9 @@ class Server(ServerBase):
     """Moves samples from any number of workers to this learner, as whole batches that are views into shared memory.
 
     Workers on this machine come in through a `ShmTransport`, workers on others through a `TcpTransport`, or both at
-    once. The ring exists from here until `close` (or the end of the ``with`` block), or until this process and all
-    workers are gone. `sample` and `submit` block with the GIL released, and Ctrl-C ends them. Threads may share a
-    server.
+    once. The ring exists from here until `close`, or the end of the ``with`` block. After an exception, and after the
+    end of the process without `close`, it stays for the next learner (``keep`` of `ShmTransport`). `sample` and
+    `submit` block with the GIL released, and Ctrl-C ends them. Threads may share a server.
 
     Args:
         example: One sample: a pytree of arrays. Its values do not matter. In place of an array there may be text like
@@ -75,27 +76,29 @@ class Server(ServerBase):
         self._producer: Producer | None = None
         shm, transports = split_transports(transport)
         options = shm or ShmTransport("in-process")
-        with explained(self._schema):
+        with explained(self._schema, REPLACE):
             self._consumer = Consumer(
                 self._plan,
                 batch_size,
                 num_buffers,
                 shm.name if shm else None,
                 auto_named=options.auto_named,
-                if_exists=options.if_exists,
+                if_exists=options.if_exists or "resume",
                 max_peers=options.max_peers,
                 on_full=on_full,
                 huge_pages=options.huge_pages,
                 peer_timeout_s=peer_timeout_s,
                 writable=writable,
             )
-        super().__init__(self._consumer, transports, Intake(self._consumer, self._schema, self._plan))
+        super().__init__(self._consumer, transports, Intake(self._consumer, self._schema, self._plan), options.keep)
+        if shm is not None and shm.if_exists is None:
+            warn_of_earlier_run(shm.name, "samples", self._consumer.found())
         self._pinned = False
         if pin_host_memory:
             try:
                 self._pin_once()
             except RuntimeError:
-                self.close()
+                self._finish(failed=True)
                 raise
 
     @property
@@ -235,7 +238,9 @@ class Server(ServerBase):
         """The producer of this process, one for all threads, so that they share one producer id."""
         if self._producer is None:
             with self._starting:
-                self._producer = self._producer or Producer._of_server(self._consumer, self._plan)
+                if self._producer is None:
+                    self._producer = Producer._of_server(self._consumer, self._plan)
+                    self._closers.insert(0, self._producer.close)
         return self._producer
 
     def _stall_checks(self) -> list[StallCheck]:

@@ -2,7 +2,7 @@
 
 ```text
 np.zeros((84, 84), np.uint8)       an example; its values do not matter
-"uint8[84,84]"                     text; "int32[*]" has a first dimension of any length (records only)
+"uint8[84,84]"                     text; in records "int32[*]" has any length, and all "int32[n]" have the same one
 ((84, 84), np.uint8)               a shape and a dtype
 gymnasium.spaces.Box(…)            a space: Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of them
 ```
@@ -34,6 +34,7 @@ WHOLE = "(the sample itself)"
 """The name of a leaf that is not in a dict, tuple or the like."""
 
 _NOTATION = re.compile(r"(\w+)\[([^\]]*)\]")
+_LETTER = re.compile("[A-Za-z]")
 _VOID = re.compile(r"void(\d{1,12})")  # numpy's name of a dtype of plain bytes, with their bits
 
 
@@ -44,6 +45,8 @@ class Leaf(NamedTuple):
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     ragged: bool = False
+    tie: str | None = None
+    """The letter of the first dimension of a ragged leaf: all leaves of a record with this letter are equally long."""
 
     @property
     def row_bytes(self) -> int:
@@ -52,8 +55,8 @@ class Leaf(NamedTuple):
 
     @property
     def dims(self) -> tuple[int | str, ...]:
-        """The shape, with ``"*"`` as the first dimension of a ragged leaf."""
-        return ("*", *self.shape) if self.ragged else self.shape
+        """The shape, with ``"*"`` or a letter as the first dimension of a ragged leaf."""
+        return (self.tie or "*", *self.shape) if self.ragged else self.shape
 
     def __str__(self) -> str:
         return describe(self.dtype, self.dims)
@@ -142,16 +145,18 @@ def _leaf(name: str, dtype_form: Any, dims: list[Any]) -> Leaf:
     dtype = _dtype(name, dtype_form)
     if dtype.hasobject or dtype.itemsize == 0:
         raise SchemaMismatch(f"leaf '{name}' has dtype {dtype}, which has no fixed size in memory")
-    ragged = dims[:1] == ["*"]
+    tie = dims[0] if dims and isinstance(dims[0], str) and _LETTER.fullmatch(dims[0]) else None
+    ragged = tie is not None or dims[:1] == ["*"]
     fixed = dims[ragged:]
     if not all(str(dim).isdecimal() for dim in fixed):
         raise SchemaMismatch(
-            f"leaf '{name}' is {describe(dtype, dims)!r}; only its first dimension may be '*', instead of a number"
+            f"leaf '{name}' is {describe(dtype, dims)!r}; only its first dimension may be '*' or a letter, instead of "
+            "a number"
         )
     shape = tuple(map(int, fixed))
     if dtype.itemsize * math.prod(dim or 1 for dim in shape) >= 2**63:
         raise SchemaMismatch(f"leaf '{name}' is {describe(dtype, dims)}, which is larger than an address space")
-    return Leaf(name, dtype, shape, ragged)
+    return Leaf(name, dtype, shape, ragged, tie)
 
 
 def _dtype(name: str, given: Any) -> np.dtype[Any]:

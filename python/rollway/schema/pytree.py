@@ -177,12 +177,16 @@ class _Explains(Protocol):
 
 
 @contextlib.contextmanager
-def explained(schema: _Explains) -> Iterator[None]:
-    """Raises how another schema differs from this one, if the core finds that in the block."""
+def explained(schema: _Explains, otherwise: str = "") -> Iterator[None]:
+    """Raises how another schema differs from this one, if the core finds that in the block.
+
+    ``otherwise``: what else can be done about it.
+    """
     try:
         yield
     except ForeignSchema as foreign:
-        raise schema.explain(foreign) from None
+        mismatch = schema.explain(foreign)
+        raise (SchemaMismatch(f"{mismatch}, or {otherwise}") if otherwise else mismatch) from None
 
 
 def leaves_differ(what: str, wanted: Set[str], given: Set[str]) -> SchemaMismatch:

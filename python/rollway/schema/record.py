@@ -26,13 +26,15 @@ class RecordSchema(Mapping[str, Leaf]):
     """The leaves of a record, by name, in the order given.
 
     Args:
-        leaves: ``{"tokens": "int32[*]", "score": "float32[]", "image": "uint8[84,84]"}``. ``*`` stands in front only.
-            A leaf may also be an example array, a pair like ``((84, 84), np.uint8)`` or a Gymnasium space. The leaves
-            of a Dict or Tuple space, and of a dict, are called ``part/leaf``.
+        leaves: ``{"tokens": "int32[n]", "logprobs": "float32[n]", "score": "float32[]", "image": "uint8[84,84]"}``. A
+            first dimension of ``*`` has any length. All leaves with the same letter have the same length in each
+            record, which is checked when it is sent. A leaf may also be an example array, a pair like ``((84, 84),
+            np.uint8)`` or a Gymnasium space. The leaves of a Dict or Tuple space, and of a dict, are called
+            ``part/leaf``.
 
-    >>> schema = RecordSchema({"tokens": "int32[*]", "score": "float32[]"})
+    >>> schema = RecordSchema({"tokens": "int32[n]", "logprobs": "float32[n]", "score": "float32[]"})
     >>> [f"{leaf.name}: {leaf}" for leaf in schema.values()]
-    ['tokens: int32[*]', 'score: float32[]']
+    ['tokens: int32[n]', 'logprobs: float32[n]', 'score: float32[]']
     """
 
     def __init__(self, leaves: Mapping[str, Any]) -> None:
@@ -93,7 +95,10 @@ class RecordSchema(Mapping[str, Leaf]):
 
     def plan(self) -> RecordPlan:
         """The schema, compiled for native code."""
-        leaves = [(leaf.name, leaf.dtype, list(leaf.shape), leaf.row_bytes, leaf.ragged) for leaf in self.leaves]
+        leaves = [
+            (leaf.name, leaf.dtype, list(leaf.shape), leaf.row_bytes, (leaf.tie or "*") if leaf.ragged else None)
+            for leaf in self.leaves
+        ]
         return RecordPlan(self, self.text, leaves, self.casting == "same_kind")
 
     def conform(self, data: Any) -> list[np.ndarray[Any, Any]]:
@@ -115,8 +120,8 @@ def _leaf_from_text(name: str, described: Any, dims: tuple[Any, ...]) -> Leaf:
         dtype = known_dtype(described)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise SchemaMismatch(f"leaf '{short(name)}' has a dtype that is unknown here: {error}") from None
-    ragged = dims[:1] == ("*",)
-    return Leaf(name, dtype, dims[ragged:], ragged)
+    ragged = isinstance(dims[0], str) if dims else False
+    return Leaf(name, dtype, dims[ragged:], ragged, dims[0] if ragged and dims[0] != "*" else None)
 
 
 def _fit(leaf: Leaf, value: Any, casting: Casting) -> np.ndarray[Any, Any]:

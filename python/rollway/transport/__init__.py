@@ -4,7 +4,9 @@
 base.py           what a transport is: `Transport`, `Endpoint`, and what a server hands to it
 shm.py            `ShmTransport`: shared memory under a name, for workers on this machine
 tcp.py            `TcpTransport`: a port, for workers on other machines
-policies.py       `OnFull`, `IfExists`, `OnRestart`: the choices that users make
+policies.py       `OnFull`, `IfExists`, `Keep`, `OnRestart`: the choices that users make
+earlier_run.py    the warning of a learner that finds the data of an earlier run
+learner_end.py    how a learner lets go of its segment: closed, or left to the next learner
 server_base.py    what `Server` and `RecordServer` have in common: transports, life cycle, numbers
 shm_lifetime.py   how a client in shared memory is closed
 tcp_lifetime.py   how a client over TCP waits and is closed

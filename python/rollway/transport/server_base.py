@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rollway._core import HistSnapshot, Producer, RecordProducer
 from rollway.errors import ConnectionClosedError, InvalidArgument
-from rollway.segment.closes_on_exit import ClosesOnExit
 from rollway.transport.base import Endpoint, Transport
+from rollway.transport.learner_end import EndsWithBlock, LearnerEnd
+from rollway.transport.policies import Keep
 from rollway.transport.shm import ShmTransport
 from rollway.waiting.notifier import LoopNotifier
 
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
     from rollway._core import ConsumerHandle
 
 
-class ServerBase(ClosesOnExit):
+class ServerBase(EndsWithBlock):
     """A native consumer and the transports that feed it; starts and closes them."""
 
     _producer: Producer | RecordProducer | None = None  # of this process itself, once it has submitted something
 
-    def __init__(self, consumer: ConsumerHandle, transports: list[Any], intake: object) -> None:
+    def __init__(self, consumer: ConsumerHandle, transports: list[Any], intake: object, keep: Keep) -> None:
         self._native = consumer
         self._resumed = consumer.resumed
         self._producers = (0, 0)  # alive and died, as last counted
@@ -33,9 +34,9 @@ class ServerBase(ClosesOnExit):
         self._endpoints: list[Endpoint] = []
         self._starting = threading.Lock()
         self._notifier = LoopNotifier(consumer._eventfd_waiter)
-        self._closers: list[Callable[[], None]] = [self._notifier.close, consumer.close]
-        # Also at interpreter exit, so that a learner that was not closed leaves no segment behind.
-        self._close_once = weakref.finalize(self, close_all, self._closers)
+        self._leave = LearnerEnd(consumer.close, consumer.abandon, keep)
+        self._closers: list[Callable[[], None]] = [self._notifier.close, self._leave]
+        self._close_once = weakref.finalize(self, close_all, self._closers)  # also at interpreter exit
 
     def start(self) -> None:
         """Starts the transports, so that remote workers can connect. Safe to call twice.
@@ -116,20 +117,25 @@ class ServerBase(ClosesOnExit):
         return self._native.histograms()
 
     def close(self) -> None:
-        """Shuts down and removes the name. Workers get `ConnectionClosedError`.
+        """Shuts down and removes the name, with what was not taken yet. Workers get `ConnectionClosedError`.
 
-        Views that you kept stay readable. While other learners are attached, nothing is shut down or removed.
+        Views that you kept stay readable. While other learners are attached, nothing is shut down or removed. The
+        ``keep`` of `ShmTransport` says when the segment stays.
         """
+        self._finish(failed=False)
+
+    def _finish(self, *, failed: bool) -> None:
         if self._producer is not None:
             self._producer.close()
         self._count_producers()
+        self._leave.failed = failed
         self._close_once()
 
     def __enter__(self) -> Self:
         try:
             self.start()
         except BaseException:
-            self.close()
+            self._finish(failed=True)
             raise
         return self
 

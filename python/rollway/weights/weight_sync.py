@@ -103,13 +103,13 @@ class WeightSync(WeightReading):
         cls,
         name: str,
         *,
-        connect_timeout_s: float = 0.0,
+        connect_timeout_s: float = 10.0,
         threads: int | None = None,
         peer_timeout_s: float | None = 60.0,
     ) -> Self:
         """Opens weights by their name; the segment has the paths, dtypes and shapes.
 
-        ``connect_timeout_s``: how long to wait until they are created.
+        ``connect_timeout_s``: how long to wait for the learner to appear.
         """
         self = cls.__new__(cls)
         self._attach(name, connect_timeout_s, threads, peer_timeout_s)

@@ -106,7 +106,7 @@ def test_a_learner_that_comes_back_goes_on_with_what_was_committed(name, child):
         client.send(content(0, counter), key=key, metadata={"worker": 0}, version=counter)
     first.says("holding")
     first.kill()
-    with rollway.RecordServer(SCHEMA, rollway.ShmTransport(name)) as server:
+    with rollway.RecordServer(SCHEMA, rollway.ShmTransport(name, if_exists="resume")) as server:
         assert server.resumed
         got = sorted(check(server.read(timeout=30))[1] for _ in range(15))
         assert got == list(range(5, 20)), "the one that the dead learner held comes again, the others once"
@@ -337,3 +337,26 @@ def test_ctrl_c_in_a_send_many_says_how_many_were_sent(child, sender):
     os.kill(waiting.pid, signal.SIGINT)
     waiting.says("True True None")
     waiting.ends()
+
+
+def test_records_are_not_replaced_by_records_of_another_size(name, child):
+    code = """
+    import sys
+    import rollway
+    server = rollway.RecordServer({"tokens": "int32[*]"}, rollway.ShmTransport(sys.argv[1]), lane_bytes=1 << 16)
+    server.submit({"tokens": [1, 2, 3]})
+    print("ready", flush=True)
+    sys.stdin.readline()
+    """
+    learner = child(code, name)
+    learner.says("ready")
+    learner.kill()
+    schema, resume = {"tokens": "int32[*]"}, rollway.ShmTransport(name, if_exists="resume")
+    for options, what in [
+        ({"lane_bytes": 1 << 17}, "lane_bytes = 65536, but 131072"),
+        ({"lane_bytes": 1 << 16, "lanes": 3}, "lanes = 64, but 3"),
+    ]:
+        with pytest.raises(rollway.errors.GeometryMismatch, match=what):
+            rollway.RecordServer(schema, resume, **options)
+    with rollway.RecordServer(schema, resume, lane_bytes=1 << 16) as server:
+        assert server.read(timeout=10)["tokens"].tolist() == [1, 2, 3]

@@ -5,6 +5,7 @@ import multiprocessing
 import numpy as np
 import pytest
 
+import rollway
 from rollway import ReplayBuffer
 
 ROUNDS, ROWS = 50, 20
@@ -56,7 +57,7 @@ def test_a_learner_that_was_killed_finds_its_transitions_again(child, name):
     )
     learner.says("added")
     learner.kill()
-    with ReplayBuffer(100, 1, 1, "cpu", name=name) as buffer:
+    with ReplayBuffer(100, 1, 1, "cpu", name=name, if_exists="resume") as buffer:
         assert buffer.resumed and set(buffer.sample(200)["rewards"].tolist()) == set(range(7))
 
 
@@ -78,3 +79,25 @@ def test_a_worker_hears_that_the_learner_left(child, name):
         buffer.close()
         worker.says(f"'{name}' is closed: its last learner has left")
         worker.ends()
+
+
+def test_transitions_are_not_replaced_by_a_buffer_of_another_capacity(name, child):
+    code = """
+    import sys
+    import numpy as np
+    import rollway
+    buffer = rollway.ReplayBuffer(100, 2, 1, name=sys.argv[1])
+    ones = np.ones((5, 2), np.float32)
+    buffer.add(ones, ones[:, :1], ones[:, 0], ones, ones[:, 0], ones[:, 0])
+    print("ready", flush=True)
+    sys.stdin.readline()
+    """
+    learner = child(code, name)
+    learner.says("ready")
+    learner.kill()
+    with pytest.raises(rollway.errors.GeometryMismatch, match="has capacity = 100, but 200 was asked for"):
+        rollway.ReplayBuffer(200, 2, 1, name=name, if_exists="resume")
+    with pytest.raises(rollway.SchemaMismatch, match=r'if_exists="replace"'):
+        rollway.ReplayBuffer(100, 3, 1, name=name, if_exists="resume")
+    with rollway.ReplayBuffer(100, 2, 1, name=name, if_exists="resume") as buffer:
+        assert len(buffer) == 5

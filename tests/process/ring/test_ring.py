@@ -162,7 +162,7 @@ print("ready", flush=True); sys.stdin.readline(); server.close()
     with pytest.raises(rollway.errors.SegmentExists, match="exists already"):
         rollway.Server(EXAMPLE, 2, rollway.ShmTransport(name, if_exists="error"))
     with pytest.raises(
-        rollway.errors.GeometryMismatch, match=r"has batch_size = 2, but 3 was asked for. Ask for the same, choose"
+        rollway.errors.GeometryMismatch, match=r"has batch_size = 2, but 3 was asked for. Ask for batch_size = 2, cho"
     ):
         rollway.Server(EXAMPLE, 3, rollway.ShmTransport(name))
     with pytest.raises(rollway.errors.GeometryMismatch, match=r"on_full = 'block', but 'error' was asked for"):
@@ -178,7 +178,7 @@ print("ready", flush=True); sys.stdin.readline(); server.close()
     learner.ends()
 
 
-def test_a_stale_ring_of_another_shape_is_replaced_and_of_the_same_shape_resumed(name, child):
+def test_a_stale_ring_is_resumed_and_an_empty_one_of_another_shape_replaced(name, child):
     learner = child(
         PREAMBLE
         + """
@@ -191,7 +191,7 @@ print("ready", flush=True); sys.stdin.readline()
     learner.says("ready")
     learner.kill()
     assert [s.state for s in rollway.segments() if s.name == name] == ["stale"]
-    with rollway.Server(EXAMPLE, 2, rollway.ShmTransport(name)) as server:
+    with rollway.Server(EXAMPLE, 2, rollway.ShmTransport(name, if_exists="resume")) as server:
         assert server.resumed
         assert [row[2] for row in take(server, 2)] == [1.0, 2.0]
         assert server.stats()["ready_samples"] == 1
@@ -208,6 +208,37 @@ server = rollway.Server(example, 2, rollway.ShmTransport(sys.argv[1])); print("r
     learner.says("ready")
     learner.kill()
     with rollway.Server({"other": np.zeros(3)}, 5, rollway.ShmTransport(name)) as server:
+        assert not server.resumed
+
+
+def test_what_was_committed_is_not_replaced_by_a_ring_of_another_size_or_schema(name, child):
+    learner = child(
+        PREAMBLE
+        + """
+server = rollway.Server(example, 2, rollway.ShmTransport(sys.argv[1]))
+server.submit(sample(1)); server.submit(sample(2)); server.submit(sample(3))
+print("ready", flush=True); sys.stdin.readline()
+""",
+        name,
+    )
+    learner.says("ready")
+    learner.kill()
+    resume = rollway.ShmTransport(name, if_exists="resume")
+    with pytest.raises(rollway.errors.GeometryMismatch) as refused:
+        rollway.Server(EXAMPLE, 5, resume)
+    for part in ("has batch_size = 2, but 5 was asked for", 'if_exists="replace"', "rollway gc"):
+        assert part in str(refused.value)
+    with pytest.raises(rollway.SchemaMismatch, match=r"leaf 'other' is .* here but missing .*if_exists=\"replace\""):
+        rollway.Server({"other": np.zeros(3)}, 2, resume)
+    with pytest.raises(rollway.SchemaMismatch, match=r"holds the samples of a Server .*if_exists=\"replace\""):
+        rollway.RecordServer({"obs": "float32[*]"}, resume)
+    with rollway.Server(EXAMPLE, 2, resume) as server:
+        assert server.resumed and server.stats()["ready_samples"] == 3
+        server.close()
+    learner = child(DIES, name)
+    learner.says("ready")
+    learner.kill()
+    with rollway.Server({"other": np.zeros(3)}, 5, rollway.ShmTransport(name, if_exists="replace")) as server:
         assert not server.resumed
 
 
@@ -230,7 +261,7 @@ def test_a_stale_ring_is_replaced_by_records_and_takes_another_policy(name, chil
     learner = child(DIES, name)
     learner.says("ready")
     learner.kill()
-    with rollway.RecordServer({"obs": "float32[*]"}, rollway.ShmTransport(name)) as records:
+    with rollway.RecordServer({"obs": "float32[*]"}, rollway.ShmTransport(name, if_exists="replace")) as records:
         assert not records.resumed
 
 
@@ -273,7 +304,7 @@ print("holding", flush=True); sys.stdin.readline()
         client.send({"obs": np.full(4, i, np.float32), "reward": np.zeros(1, np.float32)})
     learner.says("holding")
     learner.kill()
-    with rollway.Server(EXAMPLE, 4, rollway.ShmTransport(name)) as server:
+    with rollway.Server(EXAMPLE, 4, rollway.ShmTransport(name, if_exists="resume")) as server:
         assert server.resumed and server.stats()["reoffered_batches"] == 1
         for i in range(10, 12):
             client.send({"obs": np.full(4, i, np.float32), "reward": np.zeros(1, np.float32)})
@@ -401,6 +432,7 @@ count = 0
 while (s := server.sample()) is not None:
     count += len(s.batch["obs"])
     if s.batch["reward"][-1, 0] < 0: break
+server.close()
 print(count)
 """
     )
@@ -436,6 +468,7 @@ try:
     {call}
 except KeyboardInterrupt:
     print("interrupted")
+server.close()
 """,
         name,
     )
@@ -458,6 +491,7 @@ try:
     client.send_many({"obs": np.zeros((8, 4), np.float32), "reward": np.zeros((8, 1), np.float32)})
 except KeyboardInterrupt as interrupted:
     print(interrupted.sent, server.stats()["ready_samples"])
+server.close()
 """,
         name,
     )

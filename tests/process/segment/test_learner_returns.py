@@ -174,7 +174,7 @@ def send_samples(name):
 
 
 def read_samples(name):
-    with rollway.Server(SAMPLE, 2, rollway.ShmTransport(name)) as server:
+    with rollway.Server(SAMPLE, 2, rollway.ShmTransport(name, if_exists="resume")) as server:
         return [server.sample(timeout=10).batch["x"].ravel().tolist() for _ in range(2)]
 
 
@@ -186,7 +186,7 @@ def send_records(name):
 
 
 def read_records(name):
-    with rollway.RecordServer({"x": "float64[*]"}, rollway.ShmTransport(name)) as server:
+    with rollway.RecordServer({"x": "float64[*]"}, rollway.ShmTransport(name, if_exists="resume")) as server:
         return [server.read(timeout=10)["x"].tolist() for _ in range(3)]
 
 
@@ -198,7 +198,7 @@ def add_rows(name):
 
 
 def read_rows(name):
-    with rollway.ReplayBuffer(100, obs_dim=2, action_dim=1, name=name) as buffer:
+    with rollway.ReplayBuffer(100, obs_dim=2, action_dim=1, name=name, if_exists="resume") as buffer:
         return [buffer.resumed, len(buffer), float(buffer.sample(4)["obs"].sum())]
 
 

@@ -327,7 +327,7 @@ def test_a_name_that_is_taken_is_resumed_or_refused(name):
         with pytest.raises(SchemaMismatch, match="obs"):
             ReplayBuffer(10, OBS + 1, ACT, "cpu", name=name)
     with pytest.raises(rollway.SegmentNotFound):
-        ReplayBuffer.attach(name)
+        ReplayBuffer.attach(name, connect_timeout_s=0)
 
 
 def test_closing_says_so_to_everybody(name):

@@ -1,6 +1,7 @@
 """connect_timeout_s: every kind of worker waits that long for its learner, and no longer."""
 
 import contextlib
+import inspect
 import socket
 import threading
 
@@ -33,6 +34,14 @@ BY_NAME = {
     "SharedWeightSync": (
         lambda name, limit: rollway.SharedWeightSync.attach(name, connect_timeout_s=limit),
         lambda name: rollway.SharedWeightSync.from_state_dict(WEIGHTS, shm_name=name),
+    ),
+    "ReplayBuffer": (
+        lambda name, limit: rollway.ReplayBuffer.attach(name, connect_timeout_s=limit),
+        lambda name: rollway.ReplayBuffer(4, 2, 1, name=name),
+    ),
+    "RolloutRingBuffer": (
+        lambda name, limit: rollway.RolloutRingBuffer.attach(name, 2, 3, 4, 1, connect_timeout_s=limit),
+        lambda name: rollway.RolloutRingBuffer(2, 3, 4, 1, shm_name_prefix=name),
     ),
 }
 BY_PORT = {
@@ -108,6 +117,21 @@ def test_a_time_that_is_none_is_refused(name, port, kind, limit):
     (worker, _), place = (BY_NAME[kind], name) if kind in BY_NAME else (BY_PORT[kind], port)
     with pytest.raises(rollway.InvalidArgument, match="a timeout must be a number of seconds >= 0"):
         worker(place, limit)
+
+
+def test_every_way_to_attach_waits_equally_long_unless_it_is_told():
+    attaches = [
+        rollway.ShmClient.__new__,
+        rollway.ShmRecordClient.__new__,
+        rollway.TcpClient.__new__,
+        rollway.TcpRecordClient.__new__,
+        rollway.TcpWeights.__init__,
+        rollway.SharedWeightSync.attach,
+        rollway.ReplayBuffer.attach,
+        rollway.RolloutRingBuffer.attach,
+    ]
+    waits = {attach.__qualname__: inspect.signature(attach).parameters["connect_timeout_s"] for attach in attaches}
+    assert {name: wait.default for name, wait in waits.items()} == dict.fromkeys(waits, 10.0)
 
 
 @pytest.mark.parametrize("kind", BY_NAME)

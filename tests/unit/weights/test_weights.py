@@ -409,7 +409,7 @@ def test_the_last_to_close_takes_the_name_away_and_cleanup_does_so_at_once(name)
     assert reader.read_weights()["n"] == 1
     reader.close()
     with pytest.raises(rollway.SegmentNotFound):
-        SharedWeightSync.attach(name)
+        SharedWeightSync.attach(name, connect_timeout_s=0)
     again = SharedWeightSync.from_state_dict(weights(), shm_name=name)
     with SharedWeightSync.attach(name) as reader:
         again.cleanup()

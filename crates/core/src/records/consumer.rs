@@ -4,7 +4,7 @@ use super::protocol::{Stamp, Taken, TakenRecord};
 use super::recovery::{self, RecoveredSeats};
 use super::{Deadline, IfExists, Records, RecordsSpec};
 use crate::error::{Damage, Error, Result};
-use crate::segment::{Census, Owner, PeerWatch, Role, Seat};
+use crate::segment::{Census, Owner, PeerWatch, Role, Seat, catalog};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::prefetch::prefetch;
 use crate::sys::sync::{AtomicBool, AtomicUsize, Ordering};
@@ -44,7 +44,8 @@ impl Consumer {
     ) -> Result<Consumer> {
         let open = |name: &str| Records::open(name, Some(spec.schema)).and_then(|records| records.fits(spec));
         let sit_down = |records, resumed| Self::sit_down(records, resumed, peer_timeout);
-        if_exists.open(spec.name, open, || Records::create(spec), Records::segment, sit_down)
+        let create = || Records::create(spec);
+        if_exists.open(spec.name, open, create, Records::segment, sit_down, Records::holds_data)
     }
 
     /// Attaches to records that are there. `schema`: refuse any other; `None`: whatever the segment says it is.
@@ -80,6 +81,12 @@ impl Consumer {
     /// Whether the records were there already.
     pub fn resumed(&self) -> bool {
         self.resumed
+    }
+
+    /// How many records earlier learners left here, and how old the segment is. `None` if there are none, or another learner lives.
+    pub fn found(&self) -> Option<(usize, Duration)> {
+        let committed = if self.resumed { self.records.census().committed() } else { 0 };
+        (committed > 0 && self.seat.is_only_one()).then(|| (committed, self.records.segment().age()))
     }
 
     #[inline]
@@ -262,6 +269,23 @@ impl Consumer {
         }
     }
 
+    /// Ends as if this process had been killed: what was committed stays for the next learner, also what this one holds.
+    /// Without records or workers, the name goes; without a name that can be found again, this is [`close`](Self::close).
+    pub fn abandon(this: Arc<Consumer>) -> Result<()> {
+        let segment = this.records.segment();
+        if !segment.can_be_resumed() {
+            return this.close();
+        }
+        if !this.start_leaving() {
+            return Ok(());
+        }
+        let name = segment.name().to_owned();
+        this.seat.abandon();
+        this.end_calls();
+        drop(this);
+        catalog::collect_unless(&name, Records::holds_data).map(drop)
+    }
+
     /// False when it has left already, or in a forked child: then the records are its parent's to leave.
     fn start_leaving(&self) -> bool {
         !self.left.swap(true, Ordering::Relaxed) && self.seat.owner().is_some()
@@ -308,7 +332,7 @@ pub struct RecordInfo {
     pub number: u64,
 }
 
-/// A record in a consumer's hands. Dropping it gives the room back.
+/// A record in a consumer's hands. Dropping it gives the room back, or the record if the consumer was abandoned.
 #[derive(Debug)]
 pub struct Record<C: Deref<Target = Consumer>> {
     consumer: C,
@@ -372,7 +396,8 @@ impl<C: Deref<Target = Consumer>> Record<C> {
 impl<C: Deref<Target = Consumer>> Drop for Record<C> {
     fn drop(&mut self) {
         if let Some(taken) = self.take_if_ours() {
-            self.consumer.records.protocol().lane(taken.lane).release(taken);
+            let lane = self.consumer.records.protocol().lane(taken.lane);
+            if self.consumer.seat.is_abandoned() { lane.give_back(taken) } else { lane.release(taken) }
         }
     }
 }

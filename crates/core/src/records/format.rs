@@ -9,7 +9,7 @@
 //! end  └─────────────────────────────────┘  nothing behind the last one
 //! ```
 //!
-//! A leaf with a fixed number of rows has no count. All of it is pure: no segment, no unsafe. [`Shape::parse`] reads bytes
+//! A leaf with a fixed number of rows has no count. Leaves may be tied: they have equally many rows in each record. All of it is pure: no segment, no unsafe. [`Shape::parse`] reads bytes
 //! that another process wrote, and gives no place that lies outside them.
 
 use crate::error::{Damage, Error, Result};
@@ -19,6 +19,7 @@ use smallvec::SmallVec;
 pub const LEAF_ALIGN: usize = 8;
 
 const OVERFLOW: Damage = Damage("the counts of a record overflow");
+const UNTIED: Damage = Damage("leaves of a record that are tied have different lengths");
 const WRONG_LENGTH: Damage = Damage("the length of a record is not what its counts say");
 
 /// One of something for each leaf: of the usual number without an allocation.
@@ -47,6 +48,16 @@ pub struct LeafShape {
 pub struct Shape {
     pub leaves: Vec<LeafShape>,
     ragged: usize,
+    ties: Vec<Tie>,
+}
+
+/// Two ragged leaves that have equally many rows in each record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Tie {
+    /// Their numbers among all leaves.
+    leaves: (usize, usize),
+    /// Their numbers among the ragged ones.
+    counts: (usize, usize),
 }
 
 /// Where the leaves of one record lie.
@@ -63,7 +74,29 @@ pub struct Placement {
 impl Shape {
     pub fn new(leaves: Vec<LeafShape>) -> Shape {
         let ragged = leaves.iter().filter(|leaf| leaf.rows.is_none()).count();
-        Shape { leaves, ragged }
+        Shape { leaves, ragged, ties: Vec::new() }
+    }
+
+    /// With ties: ragged leaves that `letter` gives the same letter have equally many rows.
+    pub fn tied(mut self, letter: impl Fn(usize) -> Option<char>) -> Shape {
+        let ragged = (0..self.leaves.len()).filter(|&leaf| self.leaves[leaf].rows.is_none());
+        let mut firsts: Vec<(char, usize, usize)> = Vec::new();
+        for (count, leaf) in ragged.enumerate() {
+            let Some(letter) = letter(leaf) else { continue };
+            match firsts.iter().find(|(known, ..)| *known == letter) {
+                Some(&(_, first, first_count)) => {
+                    self.ties.push(Tie { leaves: (first, leaf), counts: (first_count, count) });
+                }
+                None => firsts.push((letter, leaf, count)),
+            }
+        }
+        self
+    }
+
+    /// Two leaves that are tied, and of which a record with so many rows of each leaf has different numbers.
+    #[inline]
+    pub fn untied(&self, rows: &[usize]) -> Option<(usize, usize)> {
+        self.ties.iter().map(|tie| tie.leaves).find(|&(one, other)| rows[one] != rows[other])
     }
 
     /// How many leaves are ragged.
@@ -124,6 +157,10 @@ impl Shape {
     #[inline]
     pub fn check(&self, bytes: &[u8]) -> Result<(), Damage> {
         let mut counts = self.counts(bytes)?;
+        let count = |number: usize| &bytes[number * size_of::<u32>()..][..size_of::<u32>()];
+        if self.ties.iter().any(|tie| count(tie.counts.0) != count(tie.counts.1)) {
+            return Err(UNTIED);
+        }
         let mut end = Some(self.head_bytes());
         for leaf in &self.leaves {
             let rows = leaf.rows.or_else(|| counts.next()).unwrap_or_default();
@@ -154,6 +191,9 @@ impl Shape {
         let mut counts = self.counts(bytes)?;
         let rows = self.leaves.iter().map(|leaf| leaf.rows.or_else(|| counts.next()).unwrap_or_default());
         let mut placement = Placement { counts: rows.collect(), ..Placement::default() };
+        if self.untied(&placement.counts).is_some() {
+            return Err(UNTIED);
+        }
         self.arrange(&mut placement).map_err(|_| OVERFLOW)?;
         if placement.bytes != bytes.len() {
             return Err(WRONG_LENGTH);
@@ -170,12 +210,15 @@ mod tests {
 
     fn shapes() -> impl Strategy<Value = Shape> {
         let leaf = (0usize..20, proptest::option::of(0usize..5));
-        vec(leaf.prop_map(|(row_bytes, rows)| LeafShape { row_bytes, rows }), 0..6).prop_map(Shape::new)
+        let leaves = vec(leaf.prop_map(|(row_bytes, rows)| LeafShape { row_bytes, rows }), 0..6);
+        let letters = vec(proptest::option::of(prop_oneof![Just('n'), Just('m')]), 6);
+        (leaves, letters).prop_map(|(leaves, letters)| Shape::new(leaves).tied(|leaf| letters[leaf]))
     }
 
     proptest! {
         #[test]
-        fn what_is_placed_is_parsed(shape in shapes(), counts in vec(0usize..50, 6)) {
+        fn what_is_placed_is_parsed(shape in shapes(), mut counts in vec(0usize..50, 6)) {
+            shape.ties.iter().for_each(|tie| counts[tie.counts.1] = counts[tie.counts.0]);
             let counts = &counts[..shape.ragged()];
             let placed = shape.place(counts).unwrap();
             let mut bytes = vec![0xaa; placed.bytes];
@@ -196,7 +239,24 @@ mod tests {
                     end = start + rows * leaf.row_bytes;
                 }
                 prop_assert!(end <= bytes.len());
+                prop_assert!(shape.ties.iter().all(|tie| placement.counts[tie.leaves.0] == placement.counts[tie.leaves.1]));
             }
+        }
+    }
+
+    #[test]
+    fn leaves_that_are_tied_have_one_length() {
+        let ragged = LeafShape { row_bytes: 1, rows: None };
+        let fixed = LeafShape { row_bytes: 1, rows: Some(1) };
+        let letters = [None, Some('n'), None, Some('m'), Some('n')];
+        let shape = Shape::new(vec![ragged, ragged, fixed, ragged, ragged]).tied(|leaf| letters[leaf]);
+        assert_eq!(shape.untied(&[9, 3, 1, 5, 3]), None);
+        assert_eq!(shape.untied(&[9, 3, 1, 3, 4]), Some((1, 4)));
+        for (counts, expected) in [([9, 3, 5, 3], Ok(())), ([9, 3, 3, 4], Err(UNTIED))] {
+            let placed = shape.place(&counts).unwrap();
+            let mut bytes = vec![0; placed.bytes];
+            shape.write_counts(&placed.counts, &mut bytes);
+            assert_eq!((shape.check(&bytes), shape.parse(&bytes).map(drop)), (expected, expected));
         }
     }
 

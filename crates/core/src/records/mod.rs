@@ -110,7 +110,7 @@ impl Records {
         let there = &self.geometry;
         self.segment.check_sizes(&[
             ("lanes", there.lanes, wanted.lanes),
-            ("descriptors", there.descriptors, wanted.descriptors),
+            ("max_records", there.descriptors, wanted.descriptors),
             ("lane_bytes", there.lane_bytes, wanted.lane_bytes),
         ])?;
         self.segment.check_open(self.is_closed())?;
@@ -122,19 +122,38 @@ impl Records {
     /// The words of the records.
     #[inline]
     pub fn protocol(&self) -> Protocol<'_> {
-        let geometry = &self.geometry;
+        // SAFETY: the geometry was checked against the body.
+        unsafe { Self::protocol_in(&self.segment, &self.geometry) }
+    }
+
+    /// # Safety
+    /// The body of the segment holds records, and is as long as the geometry says.
+    #[inline]
+    unsafe fn protocol_in<'a>(segment: &'a Segment, geometry: &Geometry) -> Protocol<'a> {
         // SAFETY: the offsets were derived from checked counts, and the body is at least `body_bytes` long, page-aligned
-        // and mapped as long as `self.segment`. What lies there is atomics. Tables that do not exist yet are mapped, too, and
+        // and mapped as long as `segment`. What lies there is atomics. Tables that do not exist yet are mapped, too, and
         // no process looks into them (`Protocol::existing_lane`).
         unsafe {
             Protocol {
-                control: self.segment.control(),
-                lanes: self.segment.words(geometry.lanes_offset, geometry.lanes),
-                descriptors: self
-                    .segment
+                control: segment.control(),
+                lanes: segment.words(geometry.lanes_offset, geometry.lanes),
+                descriptors: segment
                     .words(geometry.descriptors_offset, geometry.lanes * geometry.descriptors),
                 lane_bytes: geometry.lane_bytes,
             }
+        }
+    }
+
+    /// Whether a stale segment has something that no learner may throw away unasked: committed records, or another structure.
+    fn holds_data(segment: &Segment) -> bool {
+        let [lanes, descriptors, lane_bytes, ..] = segment.header().geometry.map(|word| word as usize);
+        match Geometry::new(lanes, descriptors, lane_bytes) {
+            Ok(geometry) if segment.header().kind == KIND && geometry.body_bytes <= segment.body().1 => {
+                // SAFETY: as just checked.
+                let protocol = unsafe { Self::protocol_in(segment, &geometry) };
+                !protocol.control.closed.is_set() && Contents::of(&protocol).committed() > 0
+            }
+            _ => true,
         }
     }
 
@@ -203,29 +222,7 @@ impl Records {
 
     /// Counts what is in the records now. It looks at every descriptor.
     pub fn census(&self) -> Contents {
-        let protocol = self.protocol();
-        let mut contents = Contents::default();
-        for lane in protocol.existing_lanes() {
-            let lane_owner = LaneOwner::unpack(lane.line.write.owner.load(Ordering::Relaxed));
-            contents.lanes += lane_owner.owner.is_some() as usize;
-            contents.grown_bytes += lane.grown().unwrap_or(0);
-            for descriptor in lane.table {
-                let bytes = descriptor.bytes.load(Ordering::Relaxed) as usize;
-                match Word::unpack(descriptor.word.load(Ordering::Relaxed)).state {
-                    State::Free => {}
-                    State::Reserved => contents.reserved_records += 1,
-                    State::Ready => {
-                        contents.ready_records += 1;
-                        contents.ready_bytes = contents.ready_bytes.wrapping_add(bytes);
-                    }
-                    State::Taken => {
-                        contents.held_records += 1;
-                        contents.held_bytes = contents.held_bytes.wrapping_add(bytes);
-                    }
-                }
-            }
-        }
-        contents
+        Contents::of(&self.protocol())
     }
 
     /// Reads the counters.
@@ -264,6 +261,38 @@ pub struct Contents {
     pub reserved_records: usize,
     /// How much of the lanes exists.
     pub grown_bytes: usize,
+}
+
+impl Contents {
+    fn of(protocol: &Protocol<'_>) -> Contents {
+        let mut contents = Contents::default();
+        for lane in protocol.existing_lanes() {
+            let lane_owner = LaneOwner::unpack(lane.line.write.owner.load(Ordering::Relaxed));
+            contents.lanes += lane_owner.owner.is_some() as usize;
+            contents.grown_bytes += lane.grown().unwrap_or(0);
+            for descriptor in lane.table {
+                let bytes = descriptor.bytes.load(Ordering::Relaxed) as usize;
+                match Word::unpack(descriptor.word.load(Ordering::Relaxed)).state {
+                    State::Free => {}
+                    State::Reserved => contents.reserved_records += 1,
+                    State::Ready => {
+                        contents.ready_records += 1;
+                        contents.ready_bytes = contents.ready_bytes.wrapping_add(bytes);
+                    }
+                    State::Taken => {
+                        contents.held_records += 1;
+                        contents.held_bytes = contents.held_bytes.wrapping_add(bytes);
+                    }
+                }
+            }
+        }
+        contents
+    }
+
+    /// Records that were committed and not released.
+    pub fn committed(&self) -> usize {
+        self.ready_records + self.held_records
+    }
 }
 
 /// What happened since the records were made. A death can cost a count of one.

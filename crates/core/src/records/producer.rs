@@ -514,6 +514,11 @@ impl Producer {
         self.lane_of(process_lane).line.room.notify(); // Other threads may wait with this handle.
     }
 
+    /// Gives the seat back, for a handle that is kept after it was closed. Nothing is reserved through it any more.
+    pub fn vacate(&self) {
+        self.seat.vacate();
+    }
+
     fn leave(&self, process_lane: &ProcessLane) {
         self.lane_of(process_lane).leave_lane(process_lane.owner);
     }

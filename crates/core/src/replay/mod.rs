@@ -23,7 +23,7 @@ pub mod recovery;
 use crate::error::{Damage, Error, Result};
 use crate::policies::IfExists;
 use crate::schema;
-use crate::segment::{Owner, Role, Seat, Segment, Spec};
+use crate::segment::{Owner, Role, Seat, Segment, Spec, catalog};
 use crate::sys::fork::generation;
 use crate::sys::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::sys::wait::{Deadline, wait_for};
@@ -33,6 +33,7 @@ pub use layout::Field;
 use layout::{Geometry, KIND, RowKind, RowWord, Tally};
 use protocol::Protocol;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What a new table should be.
 #[derive(Debug, Clone)]
@@ -72,7 +73,9 @@ impl Table {
                 .and_then(|table| table.fits(spec))
         };
         let sit_down = |mapped, resumed| Self::sit_down(mapped, Role::Consumer, resumed);
-        if_exists.open(spec.name, there, || MappedTable::create(spec), |mapped| &mapped.segment, sit_down)
+        let create = || MappedTable::create(spec);
+        let holds_data = MappedTable::holds_data;
+        if_exists.open(spec.name, there, create, |mapped| &mapped.segment, sit_down, holds_data)
     }
 
     /// A worker's handle, on a table that is there.
@@ -121,6 +124,22 @@ impl Table {
         last.map(drop)
     }
 
+    /// Ends as if this process had been killed: the rows stay for the next learner. Without rows or workers, the name goes;
+    /// without a name that can be found again, this is [`leave`](Self::leave).
+    pub fn abandon(this: Arc<Table>) -> Result<()> {
+        if this.role != Role::Consumer || !this.segment().can_be_resumed() {
+            return this.leave();
+        }
+        if generation() != this.generation || this.left.swap(true, Ordering::Relaxed) {
+            return Ok(()); // As in `leave`.
+        }
+        let name = this.name().to_owned();
+        this.seat.abandon();
+        this.protocol().control.changed.notify();
+        drop(this);
+        catalog::collect_unless(&name, MappedTable::holds_data).map(drop)
+    }
+
     /// Takes the name away and closes the table, also while others are attached.
     pub fn unlink(&self) -> Result<()> {
         self.segment().unlink()?;
@@ -142,6 +161,12 @@ impl Table {
     /// Whether the table was there already.
     pub fn resumed(&self) -> bool {
         self.resumed
+    }
+
+    /// How many rows earlier learners left here, and how old the segment is. `None` if there are none, or another learner lives.
+    pub fn found(&self) -> Option<(usize, Duration)> {
+        let rows = if self.resumed { self.rows() } else { 0 };
+        (rows > 0 && self.seat.is_only_one()).then(|| (rows, self.segment().age()))
     }
 
     pub fn name(&self) -> &str {
@@ -318,12 +343,33 @@ impl MappedTable {
 
     #[inline]
     fn protocol(&self) -> Protocol<'_> {
-        let (segment, geometry) = (&self.segment, &self.geometry);
+        // SAFETY: the geometry was checked against the body.
+        unsafe { Self::protocol_in(&self.segment, &self.geometry) }
+    }
+
+    /// # Safety
+    /// The body of the segment holds a table, and is as long as the geometry says.
+    #[inline]
+    unsafe fn protocol_in<'a>(segment: &'a Segment, geometry: &Geometry) -> Protocol<'a> {
         // SAFETY: the offsets were derived from checked counts, and the body is at least `body_bytes` long, page-aligned and
         // mapped as long as `segment`. What lies there is atomics.
         unsafe {
             let words = segment.words(geometry.words_offset, geometry.capacity);
             Protocol { control: segment.control(), words }
+        }
+    }
+
+    /// Whether a stale segment has something that no learner may throw away unasked: whole rows, or another structure.
+    fn holds_data(segment: &Segment) -> bool {
+        let [capacity, _, row_bytes, ..] = segment.header().geometry.map(|word| word as usize);
+        let row = [Field { offset: 0, bytes: row_bytes }]; // How it is divided does not matter here.
+        match Geometry::new(capacity, row_bytes, &row, segment.seats().len()) {
+            Ok(geometry) if segment.header().kind == KIND && geometry.body_bytes <= segment.body().1 => {
+                // SAFETY: as just checked.
+                let protocol = unsafe { Self::protocol_in(segment, &geometry) };
+                !protocol.control.read.closed.is_set() && protocol.count() > 0
+            }
+            _ => true,
         }
     }
 

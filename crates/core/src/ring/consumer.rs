@@ -4,7 +4,7 @@ use super::layout::{BatchNo, Slot, SlotWord, Stamp};
 use super::protocol::Taken;
 use super::{IfExists, Ring, RingSpec, stamp_of};
 use crate::error::{Error, Result};
-use crate::segment::{Owner, PeerWatch, Role, Seat};
+use crate::segment::{Owner, PeerWatch, Role, Seat, catalog};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::sync::{AtomicBool, AtomicU64, Ordering, Woken};
 use crate::sys::wait::{Deadline, LivenessPoll, LivenessTicker, OrderGrace};
@@ -37,7 +37,7 @@ impl Consumer {
         let open =
             |name: &str| Ring::open(name, spec.schema, spec.leaf_bytes).and_then(|ring| ring.fits(spec));
         let sit_down = |ring, resumed| Self::sit_down(ring, resumed, peer_timeout);
-        if_exists.open(spec.name, open, || Ring::create(spec), Ring::segment, sit_down)
+        if_exists.open(spec.name, open, || Ring::create(spec), Ring::segment, sit_down, Ring::holds_data)
     }
 
     fn sit_down(ring: Ring, resumed: bool, peer_timeout: Option<Duration>) -> Result<Consumer> {
@@ -64,6 +64,12 @@ impl Consumer {
     /// Whether the ring was there already.
     pub fn resumed(&self) -> bool {
         self.resumed
+    }
+
+    /// How many samples earlier learners left here, and how old the segment is. `None` if there are none, or another learner lives.
+    pub fn found(&self) -> Option<(usize, Duration)> {
+        let committed = if self.resumed { self.ring.census().committed() } else { 0 };
+        (committed > 0 && self.seat.is_only_one()).then(|| (committed, self.ring.segment().age()))
     }
 
     fn owner(&self) -> Result<Owner> {
@@ -238,15 +244,41 @@ impl Consumer {
     /// Leaves, and ends the calls that wait with this handle, in whichever thread. The last living consumer takes the name
     /// away and shuts the ring down.
     pub fn close(&self) -> Result<()> {
-        if self.closing.swap(true, Ordering::Relaxed) || self.seat.owner().is_none() {
-            return Ok(()); // Left already. Or a forked child: the ring is its parent's to close.
+        if !self.start_leaving() {
+            return Ok(());
         }
         let last = self.seat.leave_and_unlink(|| self.ring.shut_down());
         if !matches!(last, Ok(true)) {
-            // A thread that announced itself before this wakes; one that does so later sees the flag (SYNC event.ticket).
-            self.ring.protocol().control.readable.notify();
+            self.end_calls();
         }
         last.map(drop)
+    }
+
+    /// Ends as if this process had been killed: what was committed stays for the next learner, also what this one holds.
+    /// Without samples or workers, the name goes; without a name that can be found again, this is [`close`](Self::close).
+    pub fn abandon(this: Arc<Consumer>) -> Result<()> {
+        let segment = this.ring.segment();
+        if !segment.can_be_resumed() {
+            return this.close();
+        }
+        if !this.start_leaving() {
+            return Ok(());
+        }
+        let name = segment.name().to_owned();
+        this.seat.abandon();
+        this.end_calls();
+        drop(this);
+        catalog::collect_unless(&name, Ring::holds_data).map(drop)
+    }
+
+    /// False when it has left already, or in a forked child: then the ring is its parent's to leave.
+    fn start_leaving(&self) -> bool {
+        !self.closing.swap(true, Ordering::Relaxed) && self.seat.owner().is_some()
+    }
+
+    fn end_calls(&self) {
+        // A thread that announced itself before this wakes; one that does so later sees the flag (SYNC event.ticket).
+        self.ring.protocol().control.readable.notify();
     }
 
     /// An error when this handle was closed, but not the ring: the rest is for the others. After a shutdown it may be taken.
@@ -303,7 +335,7 @@ impl AllHeldTimer {
     }
 }
 
-/// A batch in a consumer's hands. Dropping it gives the room back.
+/// A batch in a consumer's hands. Dropping it gives the room back, or the batch if the consumer was abandoned.
 #[derive(Debug)]
 pub struct Batch<C: Deref<Target = Consumer>> {
     consumer: C,
@@ -400,6 +432,9 @@ impl<C: Deref<Target = Consumer>> Drop for Batch<C> {
     fn drop(&mut self) {
         if let Some(taken) = self.take_if_ours() {
             let protocol = self.consumer.ring.protocol();
+            if self.consumer.seat.is_abandoned() {
+                return protocol.give_back(taken);
+            }
             let counters = &protocol.control.counters;
             counters.batches_released.fetch_add(1, Ordering::Relaxed);
             counters.samples_released.fetch_add(taken.ready as u64, Ordering::Relaxed);

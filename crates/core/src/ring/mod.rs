@@ -101,17 +101,38 @@ impl Ring {
     /// The words of the ring.
     #[inline]
     pub fn protocol(&self) -> Protocol<'_> {
-        let geometry = &self.geometry;
+        // SAFETY: the geometry was checked against the body.
+        unsafe { Self::protocol_in(&self.segment, &self.geometry) }
+    }
+
+    /// # Safety
+    /// The body of the segment holds a ring, and is as long as the geometry says.
+    #[inline]
+    unsafe fn protocol_in<'a>(segment: &'a Segment, geometry: &Geometry) -> Protocol<'a> {
         // SAFETY: the offsets were derived from checked counts, and the body is at least `body_bytes` long, page-aligned
-        // and mapped as long as `self.segment`. What lies there is atomics, and stamps guarded by claims (I1, I2).
+        // and mapped as long as `segment`. What lies there is atomics, and stamps guarded by claims (I1, I2).
         unsafe {
             Protocol {
-                control: self.segment.control(),
-                buffers: self.segment.words(geometry.buffers_offset, geometry.num_buffers),
-                slots: self.segment.words(geometry.slots_offset, geometry.num_buffers * geometry.batch_size),
+                control: segment.control(),
+                buffers: segment.words(geometry.buffers_offset, geometry.num_buffers),
+                slots: segment.words(geometry.slots_offset, geometry.num_buffers * geometry.batch_size),
                 batch_size: geometry.batch_size,
                 block: geometry.block,
             }
+        }
+    }
+
+    /// Whether a stale segment has something that no learner may throw away unasked: committed samples, or another structure.
+    fn holds_data(segment: &Segment) -> bool {
+        let [batch_size, num_buffers, ..] = segment.header().geometry.map(|word| word as usize);
+        // The leaves lie behind all that is looked at here.
+        match Geometry::new(batch_size, num_buffers, &[0]) {
+            Ok(geometry) if segment.header().kind == KIND && geometry.body_bytes <= segment.body().1 => {
+                // SAFETY: as just checked.
+                let protocol = unsafe { Self::protocol_in(segment, &geometry) };
+                !protocol.control.closed.is_set() && Contents::of(&protocol).committed() > 0
+            }
+            _ => true,
         }
     }
 
@@ -184,25 +205,7 @@ impl Ring {
 
     /// Counts what is in the ring now.
     pub fn census(&self) -> Contents {
-        let protocol = self.protocol();
-        let mut contents = Contents::default();
-        for (index, line) in protocol.buffers.iter().enumerate() {
-            let word = BufferWord::unpack(line.word.load(Ordering::Relaxed)); // For people: a moment ago, or now.
-            match word.kind {
-                BufferKind::Free => contents.free_buffers += 1,
-                BufferKind::Taken => {
-                    contents.held_batches += 1;
-                    contents.held_samples += protocol.count(index, word.batch).map_or(0, |(ready, _)| ready);
-                }
-                BufferKind::Filling => {
-                    let (ready, claimed) = protocol.count(index, word.batch).unwrap_or((0, 0));
-                    contents.ready_samples += ready;
-                    contents.claimed_slots += claimed;
-                    contents.ready_batches += (ready == self.geometry.batch_size) as usize;
-                }
-            }
-        }
-        contents
+        Contents::of(&self.protocol())
     }
 
     /// Reads the counters.
@@ -244,6 +247,34 @@ pub struct Contents {
     /// In the consumers' hands.
     pub held_samples: usize,
     pub free_buffers: usize,
+}
+
+impl Contents {
+    fn of(protocol: &Protocol<'_>) -> Contents {
+        let mut contents = Contents::default();
+        for (index, line) in protocol.buffers.iter().enumerate() {
+            let word = BufferWord::unpack(line.word.load(Ordering::Relaxed)); // For people: a moment ago, or now.
+            match word.kind {
+                BufferKind::Free => contents.free_buffers += 1,
+                BufferKind::Taken => {
+                    contents.held_batches += 1;
+                    contents.held_samples += protocol.count(index, word.batch).map_or(0, |(ready, _)| ready);
+                }
+                BufferKind::Filling => {
+                    let (ready, claimed) = protocol.count(index, word.batch).unwrap_or((0, 0));
+                    contents.ready_samples += ready;
+                    contents.claimed_slots += claimed;
+                    contents.ready_batches += (ready == protocol.batch_size) as usize;
+                }
+            }
+        }
+        contents
+    }
+
+    /// Samples that were committed and not released.
+    pub fn committed(&self) -> usize {
+        self.ready_samples + self.held_samples
+    }
 }
 
 /// What happened since the ring was made.

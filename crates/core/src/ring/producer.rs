@@ -334,6 +334,11 @@ impl Producer {
         }
     }
 
+    /// Gives the seat back, for a handle that is kept after it was closed. Nothing is claimed through it any more.
+    pub fn vacate(&self) {
+        self.seat.vacate();
+    }
+
     pub fn on_full(&self) -> OnFull {
         self.on_full
     }

@@ -86,6 +86,8 @@ pub mod seat_state {
     pub const DIED: u32 = 3;
     /// About to close properly. One that dies in this state has died.
     pub const LEAVING: u32 = 4;
+    /// Counts as dead from now on, also while its lock is held because what it took is still in use.
+    pub const ABANDONED: u32 = 5;
 }
 
 /// Where the parts of a segment lie, derived from the three counts.

@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 impl IfExists {
     /// Opens what is there or makes a new one, and sits down in it; `sit_down` is told whether it was there. A new one gets
-    /// its name after that.
+    /// its name after that. A stale one of another shape is replaced unless it
+    /// `holds_data`.
     pub(crate) fn open<T, H>(
         self,
         name: Option<&str>,
@@ -16,9 +17,10 @@ impl IfExists {
         create: impl Fn() -> Result<T>,
         segment_of: impl Fn(&T) -> &Arc<Segment>,
         sit_down: impl Fn(T, bool) -> Result<H>,
+        holds_data: impl Fn(&Segment) -> bool,
     ) -> Result<H> {
         self.settle(|| {
-            let (structure, resumed) = self.open_or_create(name, &open, &create)?;
+            let (structure, resumed) = self.open_or_create(name, &open, &create, &holds_data)?;
             let segment = segment_of(&structure).clone();
             let handle = sit_down(structure, resumed)?;
             if !resumed {
@@ -34,6 +36,7 @@ impl IfExists {
         name: Option<&str>,
         open: impl FnOnce(&str) -> Result<T>,
         create: impl FnOnce() -> Result<T>,
+        holds_data: impl FnOnce(&Segment) -> bool,
     ) -> Result<(T, bool)> {
         let fresh = |made: T| (made, false);
         let Some(name) = name else { return create().map(fresh) };
@@ -47,8 +50,10 @@ impl IfExists {
             IfExists::Resume => match open(name) {
                 Ok(found) => Ok((found, true)),
                 Err(Error::NotFound { .. }) => create().map(fresh),
-                // Another shape: replace it if it is stale, otherwise say what differs.
-                Err(error) if error.is_mismatch() && catalog::collect(name)? => create().map(fresh),
+                // Another shape: replace it if it is stale and empty, otherwise say what differs.
+                Err(error) if error.is_mismatch() && catalog::collect_unless(name, holds_data)? => {
+                    create().map(fresh)
+                }
                 Err(error) => Err(error),
             },
         }

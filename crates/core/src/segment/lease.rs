@@ -21,7 +21,7 @@ use super::header::{SeatRecord, seat_state};
 use super::mapping::{Segment, unix_ns};
 use crate::error::{Error, Result};
 use crate::sys::fork::{ForkSafeLock, LEASES, Rank, RankGuard, generation, without_fork};
-use crate::sys::sync::{AtomicU64, Ordering, Point, crash_point, fence};
+use crate::sys::sync::{AtomicBool, AtomicU64, Ordering, Point, crash_point, fence};
 use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
 use std::sync::{Arc, Mutex};
 
@@ -149,6 +149,11 @@ impl Lease {
         self.fcntl(libc::F_OFD_SETLK, libc::F_WRLCK, seat, seats).is_ok()
     }
 
+    /// Gives back every lock.
+    fn unlock(&self) {
+        let _ = self.fcntl(libc::F_OFD_SETLK, libc::F_UNLCK, 0, DELEGATED + (1 << OWNER_BITS));
+    }
+
     /// Takes a seat's lock, unless a delegated lease is held for the holder that died there. From then on none can be: that
     /// lock is ours, too, until a later life has begun and beyond.
     fn try_seat(&self, seat: usize, record: &SeatRecord) -> bool {
@@ -180,8 +185,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         // In a forked child the handler has closed the descriptor, and its number may mean another file by now.
         if self.generation == generation() {
-            // Not left to `close`: a child between vfork and exec has a copy of the descriptor.
-            let _ = self.fcntl(libc::F_OFD_SETLK, libc::F_UNLCK, 0, DELEGATED + (1 << OWNER_BITS));
+            self.unlock(); // Not left to `close`: a child between vfork and exec has a copy of the descriptor.
             without_fork(|| {
                 LEASES.unlist(self.entry);
                 // SAFETY: opened by us, closed once.
@@ -275,8 +279,8 @@ pub fn seats_alive(segment: &Segment) -> Result<Vec<usize>> {
 impl SeatRecord {
     /// Whether no holder was here yet, or the last one left properly.
     fn is_left(&self) -> bool {
-        // SYNC seat.state: Acquire here, Release in `lock_seat`, `leave` and `leave_and_unlink`: what a holder did before it
-        // left, and its role, pid and life before it joined.
+        // SYNC seat.state: Acquire here, Release in `lock_seat`, `leave`, `leave_and_unlink` and `abandon`: what a holder did
+        // before it left, and its role, pid and life before it joined.
         is_left(self.state.load(Ordering::Acquire))
     }
 }
@@ -288,7 +292,8 @@ fn is_left(state: u32) -> bool {
 /// One that has not left.
 struct Member {
     owner: Owner,
-    is_leaving: bool,
+    /// One of [`seat_state`].
+    state: u32,
     pid: u32,
 }
 
@@ -303,6 +308,7 @@ pub struct Seat {
     lease: Mutex<Lease>,
     /// For the one thread of a forked child that sits down anew.
     rejoining: ForkSafeLock,
+    abandoned: AtomicBool,
 }
 
 impl Seat {
@@ -310,7 +316,9 @@ impl Seat {
     pub fn take(segment: Arc<Segment>, role: Role, sweep: impl Fn(usize)) -> Result<Seat> {
         let (lease, owner) = Self::lock_seat(&segment, role, sweep)?;
         let badge = AtomicU64::new((lease.generation as u64) << 32 | owner.bits());
-        Ok(Seat { segment, role, badge, lease: Mutex::new(lease), rejoining: ForkSafeLock::default() })
+        let (lease, rejoining, abandoned) =
+            (Mutex::new(lease), ForkSafeLock::default(), AtomicBool::new(false));
+        Ok(Seat { segment, role, badge, lease, rejoining, abandoned })
     }
 
     fn lock_seat(segment: &Segment, role: Role, sweep: impl Fn(usize)) -> Result<(Lease, Owner)> {
@@ -463,10 +471,42 @@ impl Seat {
         self.record().state.store(seat_state::LEFT, Ordering::Release);
     }
 
+    /// Leaves, and gives the lock back at once and not when we are dropped. We have claimed nothing. Later use takes another seat.
+    pub fn vacate(&self) {
+        let Some(owner) = self.owner() else { return };
+        self.leave();
+        // As after a fork, in a process that never was.
+        self.badge.store((generation().wrapping_sub(1) as u64) << 32 | owner.bits(), Ordering::Relaxed);
+        self.with_lease(|lease| lease.unlock());
+    }
+
+    /// Ends as if this process had been killed: it counts as dead from now on, and the next holder of the seat recovers what it left.
+    /// The lock stays until we are dropped.
+    pub fn abandon(&self) {
+        self.abandoned.store(true, Ordering::Relaxed);
+        // SYNC seat.state: Release here, Acquire in `is_left` and `members`.
+        self.record().state.store(seat_state::ABANDONED, Ordering::Release);
+    }
+
+    /// Whether we have ended like that.
+    #[inline]
+    pub fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::Relaxed)
+    }
+
+    /// Whether no other in our role lives.
+    pub fn is_only_one(&self) -> bool {
+        self.census(self.role).alive <= 1
+    }
+
     /// Whether no participant in a role lives, and at least one died instead of leaving.
     pub fn all_died(&self, role: Role) -> bool {
         let mut members = self.members(role).peekable();
-        members.peek().is_some() && members.all(|member| !self.is_alive(member.owner))
+        members.peek().is_some() && members.all(|member| self.is_dead(&member))
+    }
+
+    fn is_dead(&self, member: &Member) -> bool {
+        member.state == seat_state::ABANDONED || !self.is_alive(member.owner)
     }
 
     /// Those in a role that have not left: alive, leaving or dead.
@@ -474,21 +514,21 @@ impl Seat {
         let seats = self.segment.seats().iter().enumerate();
         let in_role = seats.filter(move |(_, record)| role.is_in(record.role.load(Ordering::Relaxed)));
         in_role.filter_map(|(index, record)| {
-            // SYNC seat.state: Acquire here, Release in `lock_seat`, `leave` and `leave_and_unlink`. One look: a holder that is
-            // leaving may have left at a second one.
+            // SYNC seat.state: Acquire here, Release in `lock_seat`, `leave`, `leave_and_unlink` and `abandon`. One look: a
+            // holder that is leaving may have left at a second one.
             let state = record.state.load(Ordering::Acquire);
             // SYNC seat.life: Acquire here, AcqRel in `lock_seat`.
             let owner = Owner::new(index, record.life.load(Ordering::Acquire));
-            let (is_leaving, pid) = (state == seat_state::LEAVING, record.pid.load(Ordering::Relaxed));
-            (!is_left(state)).then_some(Member { owner, is_leaving, pid })
+            (!is_left(state)).then(|| Member { owner, state, pid: record.pid.load(Ordering::Relaxed) })
         })
     }
 
     /// Another participant in a role, which lives and is not about to leave.
     pub fn another(&self, role: Role) -> Option<Owner> {
         let me = self.owner();
-        let mut others = self.members(role).filter(|member| Some(member.owner) != me && !member.is_leaving);
-        others.find(|member| self.is_alive(member.owner)).map(|member| member.owner)
+        let mut others = self.members(role).filter(|member| Some(member.owner) != me);
+        let stays = |member: &Member| member.state != seat_state::LEAVING && !self.is_dead(member);
+        others.find(stays).map(|member| member.owner)
     }
 
     /// Whether that is so for good: the last one died when it had taken the name away, so that none can come.
@@ -500,9 +540,9 @@ impl Seat {
     pub fn census(&self, role: Role) -> Census {
         let mut census = Census::default();
         for member in self.members(role) {
-            match self.is_alive(member.owner) {
-                true => census.alive += !member.is_leaving as usize,
-                false => census.died.push(member.pid),
+            match self.is_dead(&member) {
+                true => census.died.push(member.pid),
+                false => census.alive += (member.state != seat_state::LEAVING) as usize,
             }
         }
         census
@@ -541,7 +581,7 @@ pub struct Census {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        if self.owner().is_some() {
+        if self.owner().is_some() && !self.is_abandoned() {
             self.leave();
         }
     }

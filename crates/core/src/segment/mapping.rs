@@ -12,6 +12,7 @@ use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
+use std::time::Duration;
 
 /// In front of every name in the directory.
 pub const PREFIX: &str = "rollway.";
@@ -295,6 +296,16 @@ impl Segment {
 
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// How long ago it was made.
+    pub fn age(&self) -> Duration {
+        Duration::from_nanos(unix_ns().saturating_sub(self.header.created_unix_ns))
+    }
+
+    /// Whether a later process can find the segment by its name: it has one, and a user chose it.
+    pub fn can_be_resumed(&self) -> bool {
+        self.named && self.header.auto_named == 0
     }
 
     /// Whether others could find the segment once, and cannot any more.

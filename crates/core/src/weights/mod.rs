@@ -148,7 +148,9 @@ impl Weights {
     ) -> Result<H> {
         let open = |name: &str| Weights::open(name, Some(spec.schema)).and_then(|weights| weights.fits(spec));
         let attach = |weights, _resumed| attach_to(Arc::new(weights));
-        if_exists.open(spec.name, open, || Weights::create(spec, 0), Weights::segment, attach)
+        // A learner with other leaves has no use for the last version.
+        let holds_data = |segment: &Segment| segment.header().kind != KIND;
+        if_exists.open(spec.name, open, || Weights::create(spec, 0), Weights::segment, attach, holds_data)
     }
 
     fn fits(self, spec: &WeightsSpec<'_>) -> Result<Weights> {

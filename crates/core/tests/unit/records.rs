@@ -773,7 +773,7 @@ fn other_records_than_expected_are_refused_and_said_why() {
     ));
     for (what, other) in [
         ("lanes", RecordsSpec { lanes: 5, ..here() }),
-        ("descriptors", RecordsSpec { descriptors: 9, ..here() }),
+        ("max_records", RecordsSpec { descriptors: 9, ..here() }),
         ("lane_bytes", RecordsSpec { lane_bytes: 2 * LANE, ..here() }),
     ] {
         let error = reopen(other, IfExists::Resume);

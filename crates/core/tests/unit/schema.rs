@@ -29,8 +29,8 @@ fn listed(items: impl Iterator<Item = String>) -> String {
     format!("[{}]", items.collect::<Vec<_>>().join(","))
 }
 
-fn dims_text(ragged: bool, dims: &[usize]) -> String {
-    listed(ragged.then(|| r#""*""#.to_owned()).into_iter().chain(dims.iter().map(usize::to_string)))
+fn dims_text(first: Option<char>, dims: &[usize]) -> String {
+    listed(first.map(|first| format!("\"{first}\"")).into_iter().chain(dims.iter().map(usize::to_string)))
 }
 
 fn dtype_text(dtype: &Dtype) -> String {
@@ -41,14 +41,14 @@ fn dtype_text(dtype: &Dtype) -> String {
                 Some(title) => format!("[{},{}]", quoted(title), quoted(name)),
                 None => quoted(name),
             };
-            format!("[{name},{},{}]", dtype_text(dtype), dims_text(false, dims))
+            format!("[{name},{},{}]", dtype_text(dtype), dims_text(None, dims))
         })),
     }
 }
 
 fn leaves_text(leaves: &[Leaf]) -> String {
     listed(leaves.iter().map(|leaf| {
-        let dims = dims_text(leaf.ragged, &leaf.dims);
+        let dims = dims_text(leaf.ragged.then(|| leaf.tie.unwrap_or('*')), &leaf.dims);
         format!("[{},{},{dims}]", quoted(&leaf.path), dtype_text(&leaf.dtype))
     }))
 }
@@ -116,9 +116,15 @@ fn every_dtype_has_its_size() {
 fn a_structured_dtype_is_the_sum_of_its_fields_and_its_padding() {
     let leaf =
         one(r#"[[["title","a"],"<i4",[]],["b",[["c","|V3",[2]]],[]],["","|V2",[]]]"#, r#"["*",4]"#).unwrap();
-    assert_eq!((leaf.item_bytes, leaf.bytes, leaf.ragged), (12, 48, true));
+    assert_eq!((leaf.item_bytes, leaf.bytes, leaf.ragged, leaf.tie), (12, 48, true, None));
     let Dtype::Fields(fields) = leaf.dtype else { panic!("it has fields") };
     assert_eq!((fields[0].title.as_deref(), fields[0].name.as_str()), (Some("title"), "a"));
+}
+
+#[test]
+fn a_letter_ties_the_length_of_a_ragged_leaf() {
+    let leaf = one(r#""<f4""#, r#"["n",4]"#).unwrap();
+    assert_eq!((leaf.bytes, leaf.ragged, leaf.tie, leaf.dims), (16, true, Some('n'), vec![4]));
 }
 
 #[test]
@@ -160,6 +166,10 @@ fn what_is_not_in_the_grammar_is_refused_and_said_why() {
         (r#""<f4""#, "[4294967296,4294967296]", "larger than an address space"),
         (r#""<f4""#, "[0,4294967296,4294967296]", "larger than an address space"),
         (r#""<f4""#, r#"[2,"*"]"#, "out of range"),
+        (r#""<f4""#, r#"[2,"n"]"#, "out of range"),
+        (r#""<f4""#, r#"["nn"]"#, "neither a number nor * nor a letter"),
+        (r#""<f4""#, r#"[""]"#, "neither a number nor * nor a letter"),
+        (r#""<f4""#, r#"["1"]"#, "neither a number nor * nor a letter"),
         (r#""<f4""#, "[1,]", "out of range"),
         (r#""<f4""#, "[ 1]", "out of range"),
         (r#"[["f","<f4",["*"]]]"#, "[]", "out of range"),
@@ -284,12 +294,14 @@ fn dtype() -> impl Strategy<Value = Dtype> {
 }
 
 fn samples() -> impl Strategy<Value = String> {
-    let leaf = (name(), dtype(), any::<bool>(), vec(0usize..1000, 0..4));
-    let leaf = leaf.prop_map(|(path, dtype, ragged, dims)| Leaf {
+    let first = proptest::option::of(proptest::option::of(proptest::char::range('a', 'z')));
+    let leaf = (name(), dtype(), first, vec(0usize..1000, 0..4));
+    let leaf = leaf.prop_map(|(path, dtype, first, dims)| Leaf {
         path,
         dtype,
         item_bytes: 0,
-        ragged,
+        ragged: first.is_some(),
+        tie: first.flatten(),
         dims,
         bytes: 0,
     });
@@ -318,6 +330,7 @@ fn weights() -> impl Strategy<Value = String> {
             dtype: Dtype::Plain(dtype.to_owned()),
             item_bytes: 0,
             ragged: false,
+            tie: None,
             dims,
             bytes: 0,
         };

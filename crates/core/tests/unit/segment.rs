@@ -565,7 +565,8 @@ fn another_magic_version_or_kind_is_refused() {
     name.file().write_all_at(&header, 0).unwrap();
     name.file().write_all_at(&99u32.to_ne_bytes(), 12).unwrap();
     assert_refused!(attach(&name), Error::Kind { .. });
-    let replacement = open(&name, IfExists::Resume).unwrap();
+    assert_refused!(open(&name, IfExists::Resume), Error::Kind { .. });
+    let replacement = open(&name, IfExists::Replace).unwrap();
     assert!(!replacement.resumed(), "a stale segment of any kind can be collected");
     replacement.close().unwrap();
 }
@@ -662,6 +663,60 @@ fn another_geometry_is_refused_while_somebody_lives_and_replaced_afterwards() {
     assert!(!consumer.resumed());
     assert_eq!(consumer.ring().geometry().batch_size, 3);
     consumer.close().unwrap();
+}
+
+#[test]
+fn a_stale_ring_of_another_shape_is_not_replaced_while_it_has_samples() {
+    let name = Name::new("has-samples");
+    let mut learner = Actor::start("learner", &name);
+    assert_eq!(learner.hear(), "there");
+    let producer = attach(&name).unwrap();
+    send(&producer, 1);
+    learner.kill();
+    drop(producer);
+    let larger = RingSpec { batch_size: 3, ..ring_spec(&name) };
+    let refused = Consumer::open(&larger, IfExists::Resume, None);
+    assert_refused!(refused, Error::Geometry { what: "batch_size", theirs: 2, ours: 3, .. });
+    let other = RingSpec { schema: br#"[["other","<f8",[1]]]"#, ..ring_spec(&name) };
+    assert_refused!(Consumer::open(&other, IfExists::Resume, None), Error::Schema { theirs, .. } if theirs == SCHEMA);
+    assert_eq!(open(&name, IfExists::Resume).unwrap().ring().census().ready_samples, 1);
+    leave_stale(&name);
+    let consumer = Consumer::open(&larger, IfExists::Replace, None).unwrap();
+    assert!(!consumer.resumed());
+    consumer.close().unwrap();
+}
+
+#[test]
+fn an_abandoned_ring_is_as_after_the_death_of_its_learner() {
+    let name = Name::new("abandoned");
+    let consumer = Arc::new(create(&name));
+    let producer = attach(&name).unwrap();
+    (1..=4).for_each(|value| send(&producer, value));
+    let held = Consumer::take(consumer.clone(), Deadline::Now, None).unwrap().unwrap();
+    Consumer::abandon(consumer).unwrap();
+    let learners = producer.consumers();
+    assert_eq!((learners.alive, learners.died), (0, vec![std::process::id()]), "also while it holds a batch");
+    let second = open(&name, IfExists::Resume).unwrap();
+    assert!(second.resumed());
+    let values = |consumer| receive(consumer).into_iter().map(|(value, ..)| value).collect::<Vec<_>>();
+    assert_eq!(values(&second), [3, 4]);
+    drop(held);
+    assert_eq!(values(&second), [1, 2], "what it held comes again");
+    second.close().unwrap();
+    assert!(!name.path().exists());
+}
+
+#[test]
+fn an_abandoned_ring_without_samples_goes_with_its_last_participant() {
+    let name = Name::new("abandoned-empty");
+    let consumer = Arc::new(create(&name));
+    let producer = attach(&name).unwrap();
+    Consumer::abandon(consumer).unwrap();
+    assert!(name.path().exists(), "a worker is there, and may send");
+    let second = open(&name, IfExists::Resume).unwrap();
+    drop(producer);
+    Consumer::abandon(Arc::new(second)).unwrap();
+    assert!(!name.path().exists());
 }
 
 // ── a name that is taken ───────────────────────────────────────────────────────────────────────────────────────────

@@ -26,9 +26,13 @@ pub struct RecordLeaf {
     pub ragged: bool,
 }
 
+/// Name, dtype, shape, bytes of a row, and length.
+type LeafRow = (Py<PyString>, Py<PyAny>, Vec<npy_intp>, usize, Option<char>);
+
 /// `RecordPlan(schema, text, leaves, casts)`: built by `rollway.schema.record.RecordSchema`, used by every handle.
 ///
-/// `leaves` is a list of `(name, dtype, shape, row_bytes, ragged)`.
+/// `leaves` is a list of `(name, dtype, shape, row_bytes, length)`; the length is `None` where it is fixed, `"*"`, or the letter
+/// of the leaves that are equally long.
 #[pyclass(frozen, module = "rollway._core")]
 pub struct RecordPlan {
     /// The Python object that converts what is not plain, and words the errors.
@@ -42,28 +46,29 @@ pub struct RecordPlan {
 #[pymethods]
 impl RecordPlan {
     #[new]
-    #[allow(clippy::type_complexity)] // One row of a table.
     #[pyo3(signature = (schema, text, leaves, casts=false))]
     fn new(
         py: Python<'_>,
         schema: Py<PyAny>,
         text: Vec<u8>,
-        leaves: Vec<(Py<PyString>, Py<PyAny>, Vec<npy_intp>, usize, bool)>,
+        leaves: Vec<LeafRow>,
         casts: bool,
     ) -> PyResult<Self> {
-        let leaf =
-            |(name, descr, shape, bytes, ragged): (Py<PyString>, Py<PyAny>, Vec<npy_intp>, _, bool)| {
-                // Interned, as the names in a worker's dict are: then looking it up compares two pointers.
-                let name = PyString::intern(py, name.bind(py).to_str()?).unbind();
-                Ok(RecordLeaf { name, array: Leaf::new(py, descr, shape, bytes)?.casting(casts), ragged })
-            };
+        let lengths: Vec<Option<char>> = leaves.iter().map(|(.., length)| *length).collect();
+        let leaf = |(name, descr, shape, bytes, length): LeafRow| {
+            // Interned, as the names in a worker's dict are: then looking it up compares two pointers.
+            let name = PyString::intern(py, name.bind(py).to_str()?).unbind();
+            let array = Leaf::new(py, descr, shape, bytes)?.casting(casts);
+            Ok(RecordLeaf { name, array, ragged: length.is_some() })
+        };
         let leaves: Vec<RecordLeaf> = leaves.into_iter().map(leaf).collect::<PyResult<_>>()?;
         crate::convert::schema::check(py, &text, leaves.iter().map(|leaf| leaf.array.bytes))?;
         let bytes = LeafShape { row_bytes: 1, rows: None };
         let user = leaves
             .iter()
             .map(|leaf| LeafShape { row_bytes: leaf.array.bytes, rows: (!leaf.ragged).then_some(1) });
-        let shape = Shape::new([bytes; HIDDEN].into_iter().chain(user).collect());
+        let letter = |part: usize| lengths[part.checked_sub(HIDDEN)?].filter(|&length| length != '*');
+        let shape = Shape::new([bytes; HIDDEN].into_iter().chain(user).collect()).tied(letter);
         Ok(RecordPlan { schema, text, leaves, shape })
     }
 
@@ -89,6 +94,29 @@ impl RecordPlan {
     fn wanted<'a>(&self, leaf: &'a RecordLeaf) -> Wanted<'a> {
         let dims = if leaf.ragged { Dims::Rows } else { Dims::Fixed };
         Wanted { leaf: &leaf.array, dims, leaves: self.leaves.len() }
+    }
+
+    /// Refuses a record of which tied leaves have different lengths.
+    #[inline]
+    fn check_ties(&self, py: Python<'_>, rows: &[usize]) -> PyResult<()> {
+        match self.shape.untied(rows) {
+            None => Ok(()),
+            Some(untied) => Err(self.untied(py, untied, rows)),
+        }
+    }
+
+    #[cold]
+    fn untied(&self, py: Python<'_>, (one, other): (usize, usize), rows: &[usize]) -> PyErr {
+        let name = |part: usize| self.leaves[part - HIDDEN].name.bind(py);
+        let message = format!(
+            "leaf '{}' has length {} and leaf '{}' has length {}; the schema ties them with the same letter. Give both the same \
+             length, or give one of them '*' in the schema of both sides",
+            name(one),
+            rows[one],
+            name(other),
+            rows[other],
+        );
+        crate::errors::named(py, "SchemaMismatch", message)
     }
 
     /// Which of a record's parts a leaf is.
@@ -207,6 +235,7 @@ impl Parts {
     /// Finds a place in the record for all that was taken.
     #[inline]
     pub fn arrange(&mut self, py: Python<'_>, plan: &RecordPlan) -> PyResult<()> {
+        plan.check_ties(py, &self.placement.counts)?;
         plan.shape.arrange(&mut self.placement).map_err(|error| crate::errors::to_py(py, error))
     }
 
@@ -378,5 +407,7 @@ pub fn rows_of(plan: &RecordPlan, lengths: &Bound<'_, PyDict>) -> PyResult<Vec<u
         let message = format!("the length of the ragged leaf '{}' is missing", leaf.name.bind(py));
         return Err(crate::errors::named(py, "SchemaMismatch", message));
     }
+    let parts: PerLeaf<usize> = [0; HIDDEN].into_iter().chain(rows.iter().copied()).collect();
+    plan.check_ties(py, &parts)?;
     Ok(rows)
 }

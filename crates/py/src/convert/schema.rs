@@ -8,7 +8,7 @@ use rollway_core::schema::{self, Dtype, Field, Invalid, Key, Leaf, Node};
 use std::fmt::Display;
 
 /// The leaves of samples or records: `(path, dtype, dims)`. A dtype is text, or a list of fields `(name, dtype, dims)`, in
-/// which a name may be `(title, name)`. A first dimension of `"*"` is ragged. `SchemaMismatch` for what is no schema.
+/// which a name may be `(title, name)`. A first dimension of `"*"` or a letter is ragged. `SchemaMismatch` for what is no schema.
 #[pyfunction]
 pub fn read_schema<'py>(py: Python<'py>, text: &[u8]) -> PyResult<Bound<'py, PyList>> {
     leaves(py, &schema::leaves(text).map_err(|invalid| refuse(py, invalid))?)
@@ -42,15 +42,20 @@ fn refuse(py: Python<'_>, invalid: Invalid) -> PyErr {
 fn leaves<'py>(py: Python<'py>, leaves: &[Leaf]) -> PyResult<Bound<'py, PyList>> {
     let list = PyList::empty(py);
     for leaf in leaves {
-        list.append((&leaf.path, dtype(py, &leaf.dtype)?, dims(py, leaf.ragged, &leaf.dims)?))?;
+        list.append((&leaf.path, dtype(py, &leaf.dtype)?, dims(py, first_dim(leaf), &leaf.dims)?))?;
     }
     Ok(list)
 }
 
-fn dims<'py>(py: Python<'py>, ragged: bool, dims: &[usize]) -> PyResult<Bound<'py, PyTuple>> {
+/// The first dimension of a ragged leaf.
+fn first_dim(leaf: &Leaf) -> Option<char> {
+    leaf.ragged.then(|| leaf.tie.unwrap_or('*'))
+}
+
+fn dims<'py>(py: Python<'py>, first: Option<char>, dims: &[usize]) -> PyResult<Bound<'py, PyTuple>> {
     let mut all = Vec::with_capacity(dims.len() + 1);
-    if ragged {
-        all.push("*".into_bound_py_any(py)?);
+    if let Some(first) = first {
+        all.push(first.into_bound_py_any(py)?);
     }
     for dim in dims {
         all.push(dim.into_bound_py_any(py)?);
@@ -76,7 +81,7 @@ fn field<'py>(py: Python<'py>, field: &Field) -> PyResult<Bound<'py, PyTuple>> {
         Some(title) => (title, &field.name).into_bound_py_any(py)?,
         None => (&field.name).into_bound_py_any(py)?,
     };
-    (name, dtype(py, &field.dtype)?, dims(py, false, &field.dims)?).into_pyobject(py)
+    (name, dtype(py, &field.dtype)?, dims(py, None, &field.dims)?).into_pyobject(py)
 }
 
 fn node<'py>(py: Python<'py>, of: &Node) -> PyResult<Bound<'py, PyAny>> {

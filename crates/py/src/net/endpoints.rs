@@ -24,8 +24,9 @@ impl Endpoints {
     /// How many workers there are, of `seated` producers: a transport sits on one seat for all its connections.
     pub fn workers(&self, py: Python<'_>, seated: usize) -> usize {
         // SAFETY: this counts references.
-        let endpoints: Vec<_> =
+        let mut endpoints: Vec<_> =
             unsafe { self.0.with(py, |endpoints| endpoints.iter().filter_map(Weak::upgrade).collect()) };
+        endpoints.retain(|endpoint| !endpoint.is_stopped());
         let workers = |stats: ServerStats| stats.connections.saturating_sub(stats.weight_clients) as usize;
         let connections: usize = endpoints.iter().map(|endpoint| workers(endpoint.stats())).sum();
         seated.saturating_sub(endpoints.len()) + connections

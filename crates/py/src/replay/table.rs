@@ -14,6 +14,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 use rollway_core::Error;
 use rollway_core::replay::{Field, Piece, Sampler, Table as Core, TableSpec};
+use rollway_core::segment::arrival;
 use rollway_core::sys::wait::Deadline;
 use std::sync::Arc;
 
@@ -68,7 +69,7 @@ impl Table {
         Ok(Table::wrap(core, leaves, seed))
     }
 
-    /// A worker's handle, on a table that is there.
+    /// A worker's handle. Waits for the table to appear.
     #[staticmethod]
     fn attach(
         py: Python<'_>,
@@ -77,17 +78,21 @@ impl Table {
         fields: Fields,
         row_bytes: usize,
         #[pyo3(from_py_with = numbers::seed)] seed: Option<u64>,
+        connect_timeout_s: f64,
     ) -> PyResult<Self> {
         let (leaves, fields) = split(py, fields)?;
-        let core = py.detach(|| Core::attach(name, &text, row_bytes, &fields)).map_err(|e| to_py(py, e))?;
+        let deadline = deadline(Some(connect_timeout_s))?;
+        let attach = || Core::attach(name, &text, row_bytes, &fields);
+        let core = blocking(py, || arrival::attach(name, deadline, attach))?.map_err(|e| to_py(py, e))?;
         Ok(Table::wrap(core, leaves, seed))
     }
 
-    /// The schema of a table that is there.
+    /// The schema of a table. Waits for it to appear.
     #[staticmethod]
-    fn schema_of<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyBytes>> {
-        let text = Core::schema_of(name).map_err(|e| to_py(py, e))?;
-        Ok(PyBytes::new(py, &text))
+    fn schema_of<'py>(py: Python<'py>, name: &str, connect_timeout_s: f64) -> PyResult<Bound<'py, PyBytes>> {
+        let deadline = deadline(Some(connect_timeout_s))?;
+        let text = blocking(py, || arrival::attach(name, deadline, || Core::schema_of(name)))?;
+        Ok(PyBytes::new(py, &text.map_err(|e| to_py(py, e))?))
     }
 
     /// Copies rows in, one array for each field. Gives how many were committed: fewer than there are only when the time was
@@ -211,6 +216,12 @@ impl Table {
         Ok(self.core(py)?.resumed())
     }
 
+    /// How many rows earlier learners left, and how many seconds ago the segment was made. `None` if there are none, or another
+    /// learner lives.
+    fn found(&self, py: Python<'_>) -> PyResult<Option<(usize, f64)>> {
+        Ok(self.core(py)?.found().map(|(rows, age)| (rows, age.as_secs_f64())))
+    }
+
     /// Whether this handle was closed.
     #[getter]
     fn closed(&self, py: Python<'_>) -> bool {
@@ -242,6 +253,12 @@ impl Table {
         let Some(core) = self.core.replace(py, None) else { return Ok(()) };
         let left = py.detach(|| if unlink { core.unlink().and(core.leave()) } else { core.leave() });
         left.map_err(|e| to_py(py, e))
+    }
+
+    /// Ends as if this process had been killed: the rows stay for the next learner.
+    fn abandon(&self, py: Python<'_>) -> PyResult<()> {
+        let Some(core) = self.core.replace(py, None) else { return Ok(()) };
+        py.detach(|| Core::abandon(core)).map_err(|e| to_py(py, e))
     }
 }
 

@@ -76,7 +76,7 @@ def serve_api(arguments: list[str]) -> None:
     chosen = parser.parse_args(arguments)
     transports: list[rollway.ShmTransport | rollway.TcpTransport] = []
     if chosen.shm_name is not None:
-        transports.append(rollway.ShmTransport(chosen.shm_name))
+        transports.append(rollway.ShmTransport(chosen.shm_name, keep="never"))
     if (chosen.tls_cert is None) != (chosen.tls_key is None):
         parser.error("TLS needs --tls-cert and --tls-key, both")
     if chosen.tcp_port is not None:

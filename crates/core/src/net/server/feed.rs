@@ -43,8 +43,6 @@ pub trait Feed: Debug + Send + Sync {
         LearnerStatus::default()
     }
 
-    /// Ends the room waiter, and lets go of the lane. Idempotent.
-    fn close(&self) {
-        self.room_waiter().stop();
-    }
+    /// Ends the room waiter, and gives back the seat and the lane. Idempotent.
+    fn close(&self);
 }

@@ -135,5 +135,6 @@ impl Feed for RecordIngress {
     fn close(&self) {
         self.room_waiter().stop();
         self.shared.producer.close();
+        self.shared.producer.vacate();
     }
 }

@@ -105,6 +105,11 @@ impl Feed for SampleIngress {
     fn next_producer_id(&self) -> u32 {
         self.producer().next_producer_id()
     }
+
+    fn close(&self) {
+        self.room_waiter().stop();
+        self.producer().vacate();
+    }
 }
 
 /// A claimed run of slots, ours to write until it is committed. Dropping it gives it back.

@@ -203,7 +203,12 @@ impl TcpServer {
         lock(&self.shared.last_refusal).clone()
     }
 
-    /// Says goodbye to the clients, gives back their slots and ends the threads. Idempotent.
+    /// Whether it was stopped: it feeds nothing, and has no seat any more.
+    pub fn is_stopped(&self) -> bool {
+        *self.shared.stop.borrow()
+    }
+
+    /// Says goodbye to the clients, gives back their slots and its seat, and ends the threads. Idempotent.
     pub fn stop(&self) {
         if !self.threads.iter().all(OwnedThread::is_here) {
             return; // A forked child: the threads are not in it.
