@@ -86,7 +86,10 @@ class RunDirectory:
         ):
             if new is not None and new != old:
                 raise InvalidArgument(f"the run in {log_dir} has {option} {_shown(old)}, not {_shown(new)}")
-        checkpoints.newest(log_dir)  # raises when it has none
+        try:
+            checkpoints.newest(log_dir)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{error}. Start the run anew, in another --log-dir") from error
         return cls(log_dir, _changed(before, given), True)
 
     def write(self) -> None:

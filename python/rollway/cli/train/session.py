@@ -186,7 +186,8 @@ class _Session:
         rows.add_row("ended", plain(ended))
         if self.history:
             last = self.history[-1]
-            rows.add_row("return", f"{last.mean_return:.1f}, mean of the last {count(last.averaged, 'episode')}")
+            mean = f"{last.mean_return:.1f}, mean of the last {count(last.averaged, 'episode')}"
+            rows.add_row("return", mean if last.averaged else "no episode has ended")
         if evaluated is not None:
             rows.add_row("evaluated", f"{evaluated:.1f}, mean of {_EVALUATED_EPISODES} other episodes, played greedily")
         if self.history:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any, Self
 
+from rollway.cli import signals
 from rollway.cli.train.run_directory import RunDirectory
 from rollway.errors import MissingExtra
 
@@ -19,8 +20,7 @@ class WandbLog:
     """
 
     def __init__(self, directory: RunDirectory, config: Mapping[str, Any]) -> None:
-        request = directory.request
-        self._directory, self._config, self._request = directory, config, request
+        self._directory, self._config = directory, config
         self.run: Any = None
 
     @staticmethod
@@ -32,21 +32,25 @@ class WandbLog:
     def __enter__(self) -> Self:
         import wandb
 
-        request = self._request
-        self.run = wandb.init(
-            project=request.wandb,
-            id=request.wandb_id,
-            name=self._directory.path.name,
-            dir=str(self._directory.path),
-            config={**vars(request), **self._config},
-            resume="allow",
-        )
-        self.run.define_metric("*", step_metric="env_steps")
+        request = self._directory.request
+        with signals.deferred():
+            self.run = wandb.init(
+                project=request.wandb,
+                id=request.wandb_id,
+                name=self._directory.path.name,
+                dir=str(self._directory.path),
+                config={**vars(request), **self._config},
+                resume="allow",
+                settings=wandb.Settings(console="off"),
+            )
+            self.run.define_metric("*", step_metric="env_steps")
         return self
 
     def log(self, numbers: Mapping[str, float]) -> None:
         """Writes the numbers of one iteration."""
-        self.run.log(dict(numbers))
+        with signals.deferred():  # the package waits for ever for what an exception has interrupted
+            self.run.log(dict(numbers))
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.run.finish(exit_code=int(kind is not None))
+        with signals.deferred():
+            self.run.finish(exit_code=int(kind is not None))
