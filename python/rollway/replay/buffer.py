@@ -108,9 +108,7 @@ class TransitionBuffer(EndsWithBlock):
             warn_of_earlier_run(table.name, "transitions", table.found())
 
     @classmethod
-    def attach(
-        cls, name: str, device: Any = None, *, seed: int | None = None, connect_timeout_s: float = 10.0
-    ) -> Self:
+    def attach(cls, name: str, device: Any = None, *, seed: int | None = None, connect_timeout_s: float = 10.0) -> Self:
         """Opens a buffer that another process makes, with the fields and the capacity that it has.
 
         ``connect_timeout_s``: how long to wait for the learner to appear.
