@@ -72,7 +72,8 @@ class _CudaBatches(DeviceBatches):
         """Page-locked memory. Torch uses it again when it is garbage and its copy is done."""
         if self._pins:
             try:
-                return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+                block: Array = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+                return block
             except RuntimeError as error:
                 self._pins = False
                 _warn_of_slow_copies(error)
