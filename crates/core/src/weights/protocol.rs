@@ -107,8 +107,7 @@ impl<'a> Protocol<'a> {
                 Some(last) if last.is_writing && !is_dead(last.owner) => return Err(last.owner),
                 _ => {}
             }
-            // SYNC weights.writer: Acquire here, Release in `end_write` and `leave_writers`. What the last writer stored is
-            // ours (I1).
+            // SYNC weights.writer: Acquire here, Release in `hand_over`. What the last writer stored is ours (I1).
             let taking = self.control.write.writer.compare_exchange(
                 word,
                 writing,

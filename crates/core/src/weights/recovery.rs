@@ -51,7 +51,7 @@ pub fn sweep(control: &Control, pins: &[PinLine], seat: usize) {
     let writer = &control.write.writer;
     let word = writer.load(Ordering::Relaxed);
     if LastWriter::unpack(word).is_some_and(|last| last.owner.seat() == seat) {
-        // SYNC weights.writer: as in `end_write`, in the name of the dead.
+        // SYNC weights.writer: as in `hand_over`, in the name of the dead.
         let _ = writer.compare_exchange(word, ABANDONED, Ordering::AcqRel, Ordering::Relaxed);
     }
 }
