@@ -47,8 +47,8 @@ pub struct ProducerSpec {
     pub peer_timeout: Option<Duration>,
 }
 
-/// What a remote client does with what it sent to a learner that was restarted before it acknowledged it: nobody knows whether
-/// that arrived.
+/// What a remote client does with samples that it sent to a learner which was restarted before it acknowledged them: they may have
+/// arrived or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnRestart {
     /// Ends, and says how much that is.

@@ -9,8 +9,9 @@
 //! end  └─────────────────────────────────┘  nothing behind the last one
 //! ```
 //!
-//! A leaf with a fixed number of rows has no count. Leaves may be tied: they have equally many rows in each record. All of it is pure: no segment, no unsafe. [`Shape::parse`] reads bytes
-//! that another process wrote, and gives no place that lies outside them.
+//! A leaf with a fixed number of rows has no count. Leaves may be tied: they have equally many rows in each record. All of it is
+//! pure: no segment, no unsafe. [`Shape::parse`] reads bytes that another process wrote, and gives no place that lies outside
+//! them.
 
 use crate::error::{Damage, Error, Result};
 use smallvec::SmallVec;

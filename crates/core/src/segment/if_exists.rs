@@ -8,8 +8,7 @@ use std::sync::Arc;
 
 impl IfExists {
     /// Opens what is there or makes a new one, and sits down in it; `sit_down` is told whether it was there. A new one gets
-    /// its name after that. A stale one of another shape is replaced unless it
-    /// `holds_data`.
+    /// its name after that. A stale one of another shape is replaced, unless it `holds_data`.
     pub(crate) fn open<T, H>(
         self,
         name: Option<&str>,

@@ -475,7 +475,7 @@ impl Seat {
     pub fn vacate(&self) {
         let Some(owner) = self.owner() else { return };
         self.leave();
-        // As after a fork, in a process that never was.
+        // A badge of another generation: `owner` gives `None` from now on, as it does in a forked child.
         self.badge.store((generation().wrapping_sub(1) as u64) << 32 | owner.bits(), Ordering::Relaxed);
         self.with_lease(|lease| lease.unlock());
     }

@@ -148,12 +148,12 @@ impl<'a> Protocol<'a> {
         }
     }
 
-    /// For a writer that leaves: `heir`, another writer that lives, is the last writer from now on, if there is one; unless a
+    /// For a writer that leaves: `next`, another writer that lives, is the last writer from now on, if there is one; unless a
     /// third one, which lives, is (I7). No other writer leaves meanwhile.
-    pub fn leave_writers(&self, me: Owner, is_dead: impl Fn(Owner) -> bool, heir: Option<Owner>) {
+    pub fn leave_writers(&self, me: Owner, is_dead: impl Fn(Owner) -> bool, next: Option<Owner>) {
         let is_taken = self.last_writer().is_some_and(|last| last.owner != me && !is_dead(last.owner));
         if !is_taken && self.begin_write(me, is_dead).is_ok() {
-            self.hand_over(me, heir);
+            self.hand_over(me, next);
         }
     }
 

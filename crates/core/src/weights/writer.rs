@@ -39,7 +39,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Opens or makes weights, to write them: for their learner. Refused while another one lives, which opened them so.
+    /// Opens or makes weights, to write them: for their learner. Refused while another process that opened them like this lives.
     pub fn open(spec: &WeightsSpec<'_>, if_exists: IfExists, threads: usize) -> Result<Writer> {
         Weights::open_or_create(spec, if_exists, |weights| Writer::attach_alone(weights, threads))
     }
@@ -205,8 +205,8 @@ impl Drop for Writer {
         if let Some(me) = self.seat.owner() {
             // Without it when no descriptor is left, or its holder was stopped.
             let _join_lock = JoinLock::acquire(self.weights.segment()).ok().flatten();
-            let heir = self.seat.another(Role::Producer);
-            self.weights.protocol().leave_writers(me, |other| !self.seat.is_alive(other), heir);
+            let next = self.seat.another(Role::Producer);
+            self.weights.protocol().leave_writers(me, |other| !self.seat.is_alive(other), next);
             self.seat.leave();
         }
     }
