@@ -37,6 +37,7 @@ RollwayError
 ├── SchemaError (ValueError)                  two descriptions of the same data differ
 │   ├── SchemaMismatch                        a leaf differs in path, dtype or shape; says which
 │   └── GeometryMismatch                      the ring has another batch_size or num_buffers
+├── DeviceFailed (RuntimeError)               a GPU or its driver refused a copy, or memory to copy from
 ├── WaitTimeout (TimeoutError)                the time is over; says what was awaited
 ├── BufferEmpty (ValueError)                  sampling where there is no row yet
 ├── NothingPublished (LookupError)            weights were asked for before any were written
@@ -108,6 +109,10 @@ class CollectorError(PeerError, RuntimeError):
     """The name of the exception's class, when it raised."""
     message: str | None = None
     traceback_text: str | None = None
+
+
+class DeviceFailed(RollwayError, RuntimeError):
+    """A GPU or its driver refused a copy, or to page-lock memory that it is to copy from."""
 
 
 class WaitTimeout(RollwayError, TimeoutError):

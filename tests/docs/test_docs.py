@@ -214,6 +214,10 @@ def test_records_and_transitions_go_to_a_device_as_the_page_on_torch_says(capsys
     assert capsys.readouterr().out.splitlines() == ["[[0, 0, 0], [0, 1, 2]] [1, 3]", *["tensor(768.)"] * 2]
 
 
+def test_weights_go_from_device_to_device_as_the_page_on_torch_says():
+    execute("docs/torch.md", 2)
+
+
 @pytest.mark.parametrize("block", [0, 1])
 def test_batches_become_arrays_as_the_page_on_jax_says(block, capsys):
     execute("docs/jax.md", block)
@@ -229,7 +233,7 @@ def test_every_block_is_run():
         "docs/atropos.md": 2,
         "docs/vector_env.md": 4,
         "docs/training.md": 1,
-        "docs/torch.md": 2,
+        "docs/torch.md": 3,
         "docs/jax.md": 2,
     }
     assert {document: count for document, count in found.items() if count} == run_above

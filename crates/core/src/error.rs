@@ -170,6 +170,10 @@ pub enum Error {
     #[error("all {0} batches are held by this learner")]
     AllHeld(usize),
 
+    /// Said by a caller's own way to copy.
+    #[error("{what}")]
+    Device { what: String },
+
     #[error("'{name}' is empty: there is no whole row to sample. Add some first, or wait for them")]
     Empty { name: String },
 

@@ -53,6 +53,7 @@ pub fn to_py(py: Python<'_>, error: Error) -> PyErr {
         Error::Empty { .. } => "BufferEmpty",
         Error::Overrun { .. } => "RowsOverrun",
         Error::AllHeld(_) => "BatchesHeld",
+        Error::Device { .. } => "DeviceFailed",
         Error::Interrupted | Error::Io { .. } => "SystemCallFailed",
         Error::Kind { name, creator, theirs, ours } => {
             let (theirs, ours) = (contents(*theirs).1, contents(*ours).1);

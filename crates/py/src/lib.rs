@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `ring`, `records`, `weights`, `replay`, `vector_env`, `net`, `segment` | the classes of each, one file per class |
 //! | `convert` | from Python values to bytes and numbers, and back |
+//! | `device` | copies to and from GPUs |
 //! | `sends`, `consumer_view` | what the handles that send have in common, and those of learners |
 //! | `stats` | numbers for Python |
 //! | `eventfd_waiter` | lets an event loop wait for any handle |
@@ -11,6 +12,7 @@
 
 mod consumer_view;
 mod convert;
+mod device;
 mod errors;
 mod eventfd_waiter;
 mod gil;
@@ -39,6 +41,10 @@ mod _core {
     use super::convert::record_plan::RecordPlan;
     #[pymodule_export]
     use super::convert::schema::{read_schema, read_weight_schema};
+    #[pymodule_export]
+    use super::device::page_lock::PageLock;
+    #[pymodule_export]
+    use super::device::uploads::{Upload, Uploads};
     #[pymodule_export]
     use super::eventfd_waiter::EventfdWaiter;
     #[pymodule_export]

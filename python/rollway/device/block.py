@@ -85,13 +85,15 @@ class HostBatch(NamedTuple):
     layout: BlockLayout
     sample: Sample | None = None
     """What has the room of the block, and gives it back after the copy; ``None`` where nobody else uses the block."""
+    address: int | None = None
+    """Of the block, where it is known."""
 
 
 class BatchSource(Protocol):
     """Where batches come from."""
 
     def pin(self) -> None:
-        """Page-locks the memory of batches that are not gathered. RuntimeError says why, when it cannot be done."""
+        """Page-locks the memory of batches that are not gathered. `DeviceFailed` says why, when it cannot be done."""
 
     def take(self, allocate: Allocate, *, wait: bool) -> HostBatch | None:
         """The next batch; ``None`` when there is none yet and ``wait`` is false.

@@ -8,7 +8,6 @@ async_sends.py              the asyncio versions of the clients' sends
 trajectory_accumulator.py   `TrajectoryAccumulator`: steps into one sample, before it is sent
 rollout_ring.py             `RolloutRing`: whole rollouts from collectors to a learner
 device_source.py            `SampleSource`: batches of the ring for a device
-pinning.py                  page-locks the ring for CUDA
 ```
 """
 

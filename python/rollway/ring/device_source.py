@@ -28,7 +28,8 @@ class SampleSource:
     ) -> None:
         self._take, self._size, self._row = take, size, row
         self.pin = pin
-        self._found: dict[int, tuple[BlockLayout, Array, list[Array]]] = {}  # by buffer of the ring
+        self._layout: BlockLayout | None = None
+        self._found: dict[int, tuple[BlockLayout, Array, int, list[Array]]] = {}  # by buffer of the ring
 
     def take(self, allocate: Allocate, *, wait: bool) -> HostBatch | None:
         """The next batch; see `BatchSource`."""
@@ -45,7 +46,10 @@ class SampleSource:
             if self._row:
                 arrays = [array[0, ...] for array in arrays]
             layout, block = BlockLayout.found(arrays, paths, functools.partial(optree.tree_unflatten, treedef))
+            if self._layout is None or (layout.arrays, layout.nbytes) != (self._layout.arrays, self._layout.nbytes):
+                self._layout = layout
+            layout = self._layout  # The same for all buffers, which lie alike.
             # The arrays keep the memory mapped, and their room was given back by the sample.
-            found = self._found.setdefault(sample.info.buffer, (layout, block, arrays))
-        layout, block, _ = found
-        return HostBatch(block, layout, sample)
+            found = self._found.setdefault(sample.info.buffer, (layout, block, block.ctypes.data, arrays))
+        layout, block, address, _ = found
+        return HostBatch(block, layout, sample, address)

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, Self, TypedDict, Unpack
 
 import numpy as np
 
-from rollway._core import Consumer, Plan, Producer, Sample, Slot, ring_bytes
+from rollway._core import Consumer, PageLock, Plan, Producer, Sample, Slot, ring_bytes
 from rollway.device import Framework, device_batches
 from rollway.errors import (
     ConnectionClosedError,
@@ -27,7 +27,6 @@ from rollway.errors import (
     WaitTimeout,
 )
 from rollway.ring.device_source import SampleSource
-from rollway.ring.pinning import pin
 from rollway.schema.leaves import read_leaves
 from rollway.schema.pytree import Schema, explained
 from rollway.segment.closes_on_exit import ClosesOnExit
@@ -394,9 +393,9 @@ class RolloutRing(ClosesOnExit):
         return held or reader.take(0.0) or (reader.take() if wait else None)
 
     def _pin_once(self) -> None:
-        """Page-locks the ring, if it is not yet. RuntimeError that says why, when it cannot be done."""
+        """Page-locks the ring, if it is not yet. `DeviceFailed` says why, when it cannot be done."""
         if self._ends.unpin is None:
-            self._ends.unpin = pin(*self._reader()._memory())
+            self._ends.unpin = PageLock(*self._reader()._memory()).close
 
     def advance_read(self) -> None:
         """Releases the rollout that is being read; without one, passes over the next, if there is one."""

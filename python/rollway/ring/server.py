@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import optree
 
-from rollway._core import Consumer, Producer, Sample
+from rollway._core import Consumer, PageLock, Producer, Sample
 from rollway.device import Framework, device_batches
 from rollway.errors import BatchesHeld, ConnectionClosedError, InvalidArgument, WaitTimeout
 from rollway.ring.device_source import SampleSource
-from rollway.ring.pinning import pin
 from rollway.schema.pytree import Schema, explained
 from rollway.transport.base import Intake, Transport
 from rollway.transport.earlier_run import warn_of_earlier_run
@@ -201,9 +200,9 @@ class Server(ServerBase):
         return sample
 
     def _pin_once(self) -> None:
-        """Page-locks the ring, if it is not yet. RuntimeError that says why, when it cannot be done."""
+        """Page-locks the ring, if it is not yet. `DeviceFailed` says why, when it cannot be done."""
         if not self._pinned:
-            self._closers.append(pin(*self._consumer._memory()))
+            self._closers.append(PageLock(*self._consumer._memory()).close)
             self._pinned = True
 
     def submit(self, data: Any, *, version: int = 0, timeout: float | None = None) -> bool:

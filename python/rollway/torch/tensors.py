@@ -77,8 +77,16 @@ class BlockTensors:
 
     def over(self, block: torch.Tensor) -> Any:
         """The batch in a block of bytes, on any device."""
-        flat = {dtype: block.view(dtype) for dtype in self._dtypes}
-        return self._build([flat[dtype].as_strided(shape, steps, first) for dtype, shape, steps, first in self._placed])
+        return self.batches(block, len(block), 1)[0]
+
+    def batches(self, memory: torch.Tensor, stride: int, blocks: int) -> list[Any]:
+        """The batches in so many blocks, one every ``stride`` bytes. Autograd sees no tensor change with another."""
+        flat = {dtype: memory.view(dtype) for dtype in self._dtypes}
+        leaves = []
+        for dtype, shape, steps, first in self._placed:
+            stacked = flat[dtype].as_strided((blocks, *shape), (stride // dtype.itemsize, *steps), first)
+            leaves.append([tensor.data for tensor in stacked.unbind()])
+        return [self._build(list(of_block)) for of_block in zip(*leaves, strict=True)]
 
 
 def _tensor(path: tuple[Any, ...], array: Any) -> Any:

@@ -4,6 +4,7 @@
 weight_sync.py          `WeightSync`: publishes, and reads on the same machine
 tcp_weights.py          `TcpWeights`: reads on another machine
 reading.py              what all readers have in common
+gpu_staging.py          small weights in one block on a GPU
 tree.py                 `WeightTree`: the leaves of the weights, and where their bytes are
 obs_norm_stats.py       `ObsNormStats`: the latest statistics of observations, to collectors
 running_obs_stats.py    `RunningObsStats`: the statistics of all collectors, merged

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Protocol
 
 from rollway.errors import NothingPublished
 from rollway.segment.closes_on_exit import ClosesOnExit
-from rollway.weights.tree import WeightTree
+from rollway.weights.gpu_staging import GpuStaging
+from rollway.weights.tree import Places, WeightTree
 
 
 class _Handle(Protocol):
@@ -14,7 +16,11 @@ class _Handle(Protocol):
 
     @property
     def version(self) -> int: ...
-    def read(self, leaves: list[int], addresses: list[int], since: int) -> tuple[int, list[int]]: ...
+    @property
+    def leaf_offsets(self) -> list[int]: ...
+    def read(
+        self, leaves: list[int], addresses: list[int], since: int, on_gpus: list[tuple[int, int, list[int], bool]] = ...
+    ) -> tuple[int, list[int]]: ...
 
 
 class WeightReading(ClosesOnExit):
@@ -23,6 +29,10 @@ class WeightReading(ClosesOnExit):
     _core: _Handle
     _tree: WeightTree
     _read_version = 0
+
+    @functools.cached_property
+    def _staging(self) -> GpuStaging:
+        return GpuStaging(self._tree)
 
     @property
     def _place(self) -> str:
@@ -46,14 +56,25 @@ class WeightReading(ClosesOnExit):
         nothing, before the first version. Autograd does not see the change of a parameter, as with
         ``param.data.copy_``. A tensor whose elements share memory, as after ``expand``, is refused.
         """
-        places = self._tree.targets(state_dict)
-        version, copied = self._core.read(places.leaves, places.addresses, since)
+        values = self._tree.values(state_dict)
+        gpu = self._staging.gpu_of(values)
+        if gpu is not None:
+            with self._staging.on(gpu, self._core) as block:
+                if block is not None:
+                    version, copied = self._read(block.places, since)
+                    block.scatter(values, copied)
+                    return version
+        places = self._tree.targets(values)
+        version, copied = self._read(places, since)
         if places.finish:
             for at in copied:
                 if at in places.finish:
                     places.finish[at]()
-        self._read_version = version
         return version
+
+    def _read(self, places: Places, since: int) -> tuple[int, list[int]]:
+        self._read_version, copied = self._core.read(places.leaves, places.addresses, since, places.on_gpus)
+        return self._read_version, copied
 
     def read_weights(self, like: Any = None) -> Any:
         """The latest version as a new tree of numpy arrays; `read_version` says which it is.

@@ -7,6 +7,7 @@ nothing of segments and versions.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
@@ -62,6 +63,19 @@ class Places(NamedTuple):
     """The objects that keep the memory alive."""
     finish: dict[int, Callable[[], None]]
     """By index into the lists: what to call after that leaf was copied."""
+    on_gpus: list[tuple[int, int, list[int], bool]]
+    """For each GPU that has some of the leaves: its number, the caller's stream there, the leaves, and whether they lie
+    there as in a buffer.
+    """
+
+
+class _Place(NamedTuple):
+    """Where the bytes of one leaf are; `Places` says what the rest is."""
+
+    address: int
+    held: Any
+    finish: Callable[[], None] | None = None
+    gpu: int | None = None
 
 
 class WeightTree:
@@ -151,9 +165,9 @@ class WeightTree:
 
     # ── finding the bytes ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def sources(self, values: Any) -> Places:
+    def sources(self, values: list[Any]) -> Places:
         """Where to copy all leaves from. Raises `SchemaMismatch` that names the leaf that does not fit."""
-        return self._places(range(len(self.leaves)), self._all(values), self._source)
+        return self._places(range(len(self.leaves)), values, self._source)
 
     def some_sources(self, values: Any) -> Places:
         """Where to copy those leaves from that ``values`` has."""
@@ -162,9 +176,9 @@ class WeightTree:
             raise SchemaMismatch(f"the weights have no leaf {', '.join(map(repr, unknown))}")
         return self._places([self._index[path] for path in paths], leaves, self._source)
 
-    def targets(self, values: Any) -> Places:
+    def targets(self, values: list[Any]) -> Places:
         """Where to copy all leaves to, in place."""
-        return self._places(range(len(self.leaves)), self._all(values), self._target)
+        return self._places(range(len(self.leaves)), values, self._target)
 
     def fresh(self) -> tuple[list[np.ndarray[Any, Any]], Places]:
         """New arrays for all leaves, and where they are."""
@@ -184,8 +198,8 @@ class WeightTree:
         treedef = _flatten(example)[2]
         return optree.tree_unflatten(treedef, [arrays[number] for number in self._order_of(treedef)])
 
-    def _all(self, values: Any) -> list[Any]:
-        """The values of all leaves, in our order."""
+    def values(self, values: Any) -> list[Any]:
+        """The values of all leaves, in our order. Raises `SchemaMismatch` if they are not the same leaves."""
         if self._is_flat and isinstance(values, _OWN_MAPPINGS) and len(values) == len(self.leaves):
             try:
                 return [values[leaf.path] for leaf in self.leaves]
@@ -208,48 +222,58 @@ class WeightTree:
         self._order = (treedef, order)
         return order
 
-    def _places(self, numbers: Any, values: list[Any], place: Callable[[WeightLeaf, Any], Any]) -> Places:
-        places = Places(list(numbers), [], [], {})
+    def _places(self, numbers: Any, values: list[Any], place: Callable[[WeightLeaf, Any], _Place]) -> Places:
+        places = Places(list(numbers), [], [], {}, [])
+        gpus: dict[int, list[int]] = {}
+        torch = sys.modules.get("torch")
         for at, (number, value) in enumerate(zip(places.leaves, values, strict=True)):
-            address, held, finish = place(self.leaves[number], value)
+            leaf = self.leaves[number]
+            if torch is not None and _is_tensor_of(leaf, value, torch):
+                gpu = value.get_device() if value.is_cuda else None
+                address, held, finish = value.data_ptr(), value, None
+            else:
+                address, held, finish, gpu = place(leaf, value)
             places.addresses.append(address)
             places.held.append(held)
             if finish is not None:
                 places.finish[at] = finish
+            if gpu is not None:
+                gpus.setdefault(gpu, []).append(number)
+        for gpu, leaves in gpus.items():
+            places.on_gpus.append((gpu, sys.modules["torch"].cuda.current_stream(gpu).cuda_stream, leaves, False))
         return places
 
-    def _source(self, leaf: WeightLeaf, value: Any) -> tuple[int, Any, None]:
+    def _source(self, leaf: WeightLeaf, value: Any) -> _Place:
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(value, torch.Tensor):
             if _torch_name(value.dtype) != leaf.dtype or value.shape != leaf.shape:
                 raise _differs(leaf, _torch_name(value.dtype), value.shape)
-            if not _is_plain(value, torch):
-                value = _plain(value, torch, leaf)
-            return value.data_ptr(), value, None
+            value = _plain(value, torch, leaf)
+            return _Place(value.data_ptr(), value, None, value.get_device() if value.is_cuda else None)
         if not isinstance(value, np.ndarray):
             wanted = numpy_dtype(leaf.dtype) if isinstance(value, bool | int | float | complex) else None
             value = as_array(value, leaf.path, wanted)
         if _numpy_name(leaf.path, value.dtype) != leaf.dtype or value.shape != leaf.shape:
             raise _differs(leaf, value.dtype.name, value.shape)
         value = np.ascontiguousarray(value) if value.shape else value
-        return _address(value), value, None
+        return _Place(_address(value), value)
 
-    def _target(self, leaf: WeightLeaf, value: Any) -> tuple[int, Any, Callable[[], None] | None]:
+    def _target(self, leaf: WeightLeaf, value: Any) -> _Place:
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(value, torch.Tensor):
             if _torch_name(value.dtype) != leaf.dtype or value.shape != leaf.shape:
                 raise _differs(leaf, _torch_name(value.dtype), value.shape)
-            if _is_plain(value, torch):
-                return value.data_ptr(), value, None
             if value.device.type == "meta" or value.layout is not torch.strided:
                 raise SchemaMismatch(
                     f"leaf '{leaf.path}' has no memory of its own to read into: {value.device}, {value.layout}"
                 )
             if _overlaps(leaf.shape, value.stride(), 1):
                 raise _folded(leaf, value.stride(), "clone")
-            # On a device, or not contiguous: copy through a tensor that is here and contiguous.
-            scratch = torch.empty(leaf.shape, dtype=value.dtype)
-            return scratch.data_ptr(), scratch, lambda: value.data.copy_(scratch)
+            # Not contiguous, or on a device that is no GPU of CUDA's: through a tensor that is neither.
+            device = value.device if _is_direct(value, torch) else None
+            scratch = torch.empty(leaf.shape, dtype=value.dtype, device=device)
+            gpu = scratch.get_device() if scratch.is_cuda else None
+            return _Place(scratch.data_ptr(), scratch, lambda: value.data.copy_(scratch), gpu)
         if not isinstance(value, np.ndarray) or not value.flags.writeable:
             raise SchemaMismatch(
                 f"leaf '{leaf.path}' ({type(value).__name__}) cannot be changed in place. "
@@ -258,11 +282,11 @@ class WeightTree:
         if _numpy_name(leaf.path, value.dtype) != leaf.dtype or value.shape != leaf.shape:
             raise _differs(leaf, value.dtype.name, value.shape)
         if value.flags.c_contiguous:
-            return _address(value), value, None
+            return _Place(_address(value), value)
         if _overlaps(leaf.shape, value.strides, value.itemsize):
             raise _folded(leaf, value.strides, "copy")
         array = np.empty(leaf.shape, value.dtype)
-        return _address(array), array, lambda: np.copyto(value, array)
+        return _Place(_address(array), array, lambda: np.copyto(value, array))
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -367,6 +391,7 @@ def _dtype_name(path: str, dtype: Any) -> str:
     return _numpy_name(path, np.dtype(dtype))
 
 
+@functools.cache
 def _torch_name(dtype: Any) -> str:
     """``torch.float32`` is called float32, as in numpy."""
     return str(dtype)[6:]
@@ -378,15 +403,23 @@ def _numpy_name(path: str, dtype: np.dtype[Any]) -> str:
     return dtype.name
 
 
-def _is_plain(tensor: Any, torch: Any) -> bool:
-    """Whether the tensor's memory is on the host, contiguous, and holds the values themselves."""
-    return bool(
-        tensor.layout is torch.strided
-        and tensor.device.type == "cpu"
-        and tensor.is_contiguous()
-        and not tensor.is_neg()
-        and not tensor.is_conj()
+def _is_tensor_of(leaf: WeightLeaf, value: Any, torch: Any) -> bool:
+    """Whether it is a tensor like the leaf, whose bytes, in order and in one piece, are its values."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.layout is torch.strided
+        and _torch_name(value.dtype) == leaf.dtype
+        and value.shape == leaf.shape
+        and _is_direct(value, torch)
+        and value.is_contiguous()
+        and not value.is_neg()
+        and not value.is_conj()
     )
+
+
+def _is_direct(tensor: Any, torch: Any) -> bool:
+    """Whether the core copies from and to the tensor's device: the host, or a GPU of CUDA's."""
+    return bool(tensor.is_cpu or (tensor.is_cuda and torch.version.cuda))
 
 
 def _plain(tensor: Any, torch: Any, leaf: WeightLeaf) -> Any:
@@ -394,7 +427,8 @@ def _plain(tensor: Any, torch: Any, leaf: WeightLeaf) -> Any:
         raise SchemaMismatch(
             f"leaf '{leaf.path}' is on {tensor.device} with layout {tensor.layout}: it has no bytes to copy"
         )
-    return tensor.detach().cpu().resolve_neg().resolve_conj().contiguous()
+    here = tensor.detach() if _is_direct(tensor, torch) else tensor.detach().cpu()
+    return here.resolve_neg().resolve_conj().contiguous()
 
 
 def _overlaps(shape: tuple[int, ...], strides: tuple[int, ...], element: int) -> bool:

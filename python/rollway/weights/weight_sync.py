@@ -206,7 +206,14 @@ class WeightSync(WeightReading):
         Waits while another process is in the middle of a write. `SegmentInUse` names that process when it is not done
         within ``peer_timeout_s``.
         """
-        self._write(self._tree.sources(state_dict))
+        values = self._tree.values(state_dict)
+        gpu = self._staging.gpu_of(values)
+        if gpu is not None:
+            with self._staging.on(gpu, self._core) as block:
+                if block is not None:
+                    block.gather(values)
+                    return self._write(block.places)
+        self._write(self._tree.sources(values))
 
     def update_weights(self, changed: Any) -> None:
         """Publishes a next version in which only these leaves differ: those of an adapter, for instance.
@@ -227,7 +234,7 @@ class WeightSync(WeightReading):
         return f"in '{self.name}'"
 
     def _write(self, places: Places) -> None:
-        self._core.write(places.leaves, places.addresses, self._peer_timeout_s)
+        self._core.write(places.leaves, places.addresses, self._peer_timeout_s, places.on_gpus)
 
     def serve(self, transport: TcpTransport) -> TcpEndpoint:
         """Gives these weights to workers on other hosts, on a port of their own: they read them with `TcpWeights`.

@@ -1,11 +1,16 @@
 //! Copying leaves, by several threads when they are large, and without the compiler's help.
 //!
+//! Where the other end is not in this process's memory, as on a GPU, the caller brings a [`CopyLeaves`] of its own.
+//!
 //! A reader may copy from a buffer that the writer is overwriting (I4 of the protocol): see C1 in [`crate::sys::opaque_copy`].
 
+use super::Weights;
+use crate::error::Result;
 use crate::sys::opaque_copy::{copy_opaque, streaming_copy};
 use crate::sys::parallel::for_each_parallel;
 use crate::sys::sync::{Point, crash_point};
 // Loom sees no payload: its models have cells of their own.
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What a thread copies at once.
@@ -28,6 +33,41 @@ pub struct LeafCopy {
 unsafe impl Send for LeafCopy {}
 // SAFETY: as above.
 unsafe impl Sync for LeafCopy {}
+
+/// The copies of one write or read. They lie in one buffer of the weights at one end, and with the caller at the other.
+#[derive(Debug, Clone, Copy)]
+pub struct BufferCopies<'a> {
+    pub weights: &'a Arc<Weights>,
+    pub buffer: usize,
+    pub copies: &'a [LeafCopy],
+    pub threads: usize,
+}
+
+/// How the bytes of leaves are copied.
+pub trait CopyLeaves: Sync {
+    /// Whether the caller's end is memory of this process.
+    const ON_HOST: bool;
+
+    /// Copies all of it, and returns when that is done, or will not be: nothing is read or written any more.
+    ///
+    /// # Safety
+    /// As for [`copy_all`], but that the caller's end is where this copies from or to.
+    unsafe fn copy(&self, copies: &BufferCopies<'_>) -> Result<()>;
+}
+
+/// For leaves in this process's memory.
+#[derive(Debug)]
+pub struct HostCopies;
+
+impl CopyLeaves for HostCopies {
+    const ON_HOST: bool = true;
+
+    unsafe fn copy(&self, copies: &BufferCopies<'_>) -> Result<()> {
+        // SAFETY: as the caller promises.
+        unsafe { copy_all(copies.copies, copies.threads) };
+        Ok(())
+    }
+}
 
 /// Copies all of it with at most `threads` threads.
 ///

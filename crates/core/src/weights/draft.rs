@@ -74,6 +74,11 @@ impl Writer {
 }
 
 impl Draft<'_> {
+    /// Which buffer it is in.
+    pub(super) fn buffer(&self) -> usize {
+        self.next.buffer
+    }
+
     /// Where the bytes of a leaf go, and how many they are. Only those that were asked for may be written, and only until the
     /// draft is published or dropped.
     pub fn place(&self, leaf: usize) -> (*mut u8, usize) {

@@ -192,6 +192,15 @@ impl Weights {
         }
     }
 
+    /// Where a buffer lies, and how many bytes it has: whole pages.
+    pub fn buffer_memory(&self, buffer: usize) -> (*mut u8, usize) {
+        let geometry = &self.geometry;
+        assert!(buffer < geometry.max_buffers);
+        // SAFETY: the offset is inside the body, by the assertion and the way `Geometry` was derived.
+        let start = unsafe { self.segment.body().0.as_ptr().add(geometry.buffer_offset(buffer)) };
+        (start, geometry.buffer_bytes)
+    }
+
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }

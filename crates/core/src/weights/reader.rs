@@ -1,6 +1,6 @@
 //! A reader: copies the latest version, whole. The writer does not wait for it, and it waits only when asked to.
 
-use super::copy::{self, LeafCopy};
+use super::copy::{self, BufferCopies, CopyLeaves, HostCopies, LeafCopy};
 use super::layout::PINS;
 use super::writer::out_of_range;
 use super::{Weights, WeightsSpec};
@@ -80,9 +80,23 @@ impl Reader {
     /// # Safety
     /// Each target has as many bytes as its leaf, mapped for writing, and only this call uses them.
     pub unsafe fn read(&self, targets: &[Target], since: u64) -> Result<Option<Reading>> {
+        // SAFETY: as the caller promises.
+        unsafe { self.read_with(targets, since, &HostCopies) }
+    }
+
+    /// As [`read`](Self::read), by copies of the caller's.
+    ///
+    /// # Safety
+    /// As for [`read`](Self::read), but that the targets are where `how` copies to.
+    pub unsafe fn read_with(
+        &self,
+        targets: &[Target],
+        since: u64,
+        how: &impl CopyLeaves,
+    ) -> Result<Option<Reading>> {
         loop {
             // SAFETY: as the caller promises.
-            match unsafe { self.try_read(targets, since) } {
+            match unsafe { self.try_read_with(targets, since, how) } {
                 Err(Error::Timeout) if signals::are_noted() => return Err(Error::Interrupted),
                 Err(Error::Timeout) => {}
                 done => return done,
@@ -90,11 +104,17 @@ impl Reader {
         }
     }
 
-    /// As [`read`](Self::read), for callers that hold a lock: copies once. [`Error::Timeout`] when the writer overtook the copy.
+    /// As [`read_with`](Self::read_with), for callers that hold a lock: copies once. [`Error::Timeout`] when the writer overtook
+    /// the copy.
     ///
     /// # Safety
-    /// As for [`read`](Self::read).
-    pub unsafe fn try_read(&self, targets: &[Target], since: u64) -> Result<Option<Reading>> {
+    /// As for [`read_with`](Self::read_with).
+    pub unsafe fn try_read_with<C: CopyLeaves>(
+        &self,
+        targets: &[Target],
+        since: u64,
+        how: &C,
+    ) -> Result<Option<Reading>> {
         let me = self.owner()?;
         let (weights, protocol) = (&self.weights, self.weights.protocol());
         let geometry = weights.geometry();
@@ -121,14 +141,16 @@ impl Reader {
                 LeafCopy { leaf, from, to, bytes }
             })
             .collect();
+        let one = BufferCopies { weights, buffer: latest.buffer, copies: &copies, threads: self.threads };
         // SAFETY: the targets are as the caller promises, the buffer exists, and if the writer overtakes us the copy is
         // thrown away below (C1).
         let wrong = unsafe {
-            copy::copy_all(&copies, self.threads);
-            self.first_wrong(&copies, |leaf| entries[leaf].checksum.load(Ordering::Relaxed))
+            let sum = |leaf: usize| entries[leaf].checksum.load(Ordering::Relaxed);
+            how.copy(&one).map(|()| self.first_wrong(&copies, C::ON_HOST, sum))
         };
         let whole = protocol.is_whole(latest);
         protocol.unpin(pin);
+        let wrong = wrong?;
         if !whole {
             protocol.check_overtaken(latest).map_err(|damage| weights.damaged(damage))?;
             protocol.control.counters.retries.fetch_add(1, Ordering::Relaxed);
@@ -143,16 +165,33 @@ impl Reader {
         }
     }
 
-    /// The first leaf whose copy does not have its checksum.
+    /// The first leaf that does not have its checksum: its copy, or one made here if that is not `on_host`.
     ///
     /// # Safety
     /// As for [`copy::checksums`].
-    unsafe fn first_wrong(&self, copies: &[LeafCopy], expected: impl Fn(usize) -> u64) -> Option<usize> {
+    unsafe fn first_wrong(
+        &self,
+        copies: &[LeafCopy],
+        on_host: bool,
+        expected: impl Fn(usize) -> u64,
+    ) -> Option<usize> {
         if !self.weights.has_checksums() {
             return None;
         }
-        // SAFETY: as the caller promises.
-        let sums = unsafe { copy::checksums(copies, self.threads) };
+        let mut scratch = Vec::new();
+        let mut readable = copies.to_vec();
+        if !on_host {
+            scratch.resize(copies.iter().map(|copy| copy.bytes).sum(), 0u8);
+            let mut rest = scratch.as_mut_slice();
+            for copy in &mut readable {
+                let (here, after) = rest.split_at_mut(copy.bytes);
+                (copy.to, rest) = (here.as_mut_ptr(), after);
+            }
+            // SAFETY: the buffer is as for the copy that was made, and each leaf has its part of the scratch.
+            unsafe { copy::copy_all(&readable, self.threads) };
+        }
+        // SAFETY: as the caller promises, or the scratch.
+        let sums = unsafe { copy::checksums(&readable, self.threads) };
         copies.iter().zip(sums).find(|(copy, sum)| *sum != expected(copy.leaf)).map(|(copy, _)| copy.leaf)
     }
 

@@ -1,6 +1,6 @@
 //! A writer: fills the next buffer and publishes it. It waits for no reader, and for another writer only when asked to.
 
-use super::copy::{self, LeafCopy};
+use super::copy::{BufferCopies, CopyLeaves, HostCopies, LeafCopy};
 use super::layout::LastWriter;
 use super::{Weights, WeightsSpec};
 use crate::error::{Error, Result};
@@ -168,6 +168,15 @@ impl Writer {
     /// # Safety
     /// Each source has as many bytes as its leaf, mapped for reading, until this returns.
     pub unsafe fn write(&self, sources: &[Source]) -> Result<u64> {
+        // SAFETY: as the caller promises.
+        unsafe { self.write_with(sources, &HostCopies) }
+    }
+
+    /// As [`write`](Self::write), by copies of the caller's. When they fail, nothing is published.
+    ///
+    /// # Safety
+    /// As for [`write`](Self::write), but that the sources are where `how` copies from.
+    pub unsafe fn write_with(&self, sources: &[Source], how: &impl CopyLeaves) -> Result<u64> {
         let from = self.sources_by_leaf(sources)?;
         let given: Vec<usize> = (0..from.len()).filter(|&leaf| from[leaf].is_some()).collect();
         let draft = self.begin(None, &given)?;
@@ -178,8 +187,10 @@ impl Writer {
                 Some(LeafCopy { leaf, from: from[leaf]?, to, bytes })
             })
             .collect();
+        let (weights, buffer) = (&self.weights, draft.buffer());
+        let copies = BufferCopies { weights, buffer, copies: &copies, threads: self.threads };
         // SAFETY: the sources are as the caller promises, and the places of the draft are ours (I1).
-        unsafe { copy::copy_all(&copies, self.threads) };
+        unsafe { how.copy(&copies)? };
         draft.publish(None)
     }
 

@@ -7,6 +7,7 @@ use rollway_core::net::wire::frame::{
 };
 use rollway_core::net::{TcpServer, TcpServerSpec, WeightMirror, WeightMirrorSpec};
 use rollway_core::ring::IfExists;
+use rollway_core::weights::copy::HostCopies;
 use rollway_core::weights::{Reader, Source, Target, Weights, WeightsSpec, Writer};
 use rollway_core::{Error, Result};
 use std::io::Write;
@@ -99,7 +100,7 @@ fn numbers(words: [usize; 3], read: impl FnOnce(&[Target]) -> u64) -> Got {
 fn read(mirror: &WeightMirror, words: [usize; 3], since: u64) -> Got {
     numbers(words, |targets| {
         // SAFETY: each target is as long as its leaf, and ours.
-        unsafe { mirror.read(targets, since) }.unwrap().map_or(0, |reading| reading.version)
+        unsafe { mirror.read(targets, since, &HostCopies) }.unwrap().map_or(0, |reading| reading.version)
     })
 }
 
@@ -182,7 +183,7 @@ fn leaves_may_be_many_and_tiny() {
     let targets: Vec<Target> =
         room.iter_mut().enumerate().map(|(leaf, room)| Target { leaf, to: room.as_mut_ptr() }).collect();
     // SAFETY: each target is as long as its leaf, and ours.
-    unsafe { mirror.read(&targets, 0) }.unwrap();
+    unsafe { mirror.read(&targets, 0, &HostCopies) }.unwrap();
     for (leaf, room) in room.iter().enumerate() {
         assert_eq!(room[..leaf % 5], stack[leaf..][..leaf % 5]);
     }

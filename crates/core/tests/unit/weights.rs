@@ -5,6 +5,7 @@ use rollway_core::segment::{Owner, arrival, catalog};
 use rollway_core::sys::sync::Ordering;
 
 use crate::weights_fixture::{SCHEMA, Values, create, read, read_since, reader, spec, update, write};
+use rollway_core::weights::copy::{BufferCopies, CopyLeaves};
 use rollway_core::weights::layout::{LastWriter, Latest};
 use rollway_core::weights::{Deadline, Draft, HeldVersion, IfExists, Reader, Weights, WeightsSpec, Writer};
 use std::sync::Arc;
@@ -33,6 +34,57 @@ fn an_update_changes_its_leaves_and_keeps_the_others() {
     }
     update(&writer, 0, 7);
     assert_eq!(read(&reader).unwrap().1, [7, 119, 10]);
+}
+
+/// Copies of a caller's own, which fail after the first leaf if they are told to.
+struct OwnCopies {
+    fail: bool,
+}
+
+impl CopyLeaves for OwnCopies {
+    const ON_HOST: bool = false;
+
+    unsafe fn copy(&self, copies: &BufferCopies<'_>) -> rollway_core::Result<()> {
+        let (start, bytes) = copies.weights.buffer_memory(copies.buffer);
+        for copy in copies.copies {
+            let inside = |at: *const u8| (start as usize..start as usize + bytes).contains(&(at as usize));
+            assert!(inside(copy.from) != inside(copy.to), "one end is in the buffer");
+            // SAFETY: as the caller promises.
+            unsafe { copy.to.copy_from_nonoverlapping(copy.from, copy.bytes) };
+            if self.fail {
+                return Err(Error::Device { what: "the device is gone".to_owned() });
+            }
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn copies_of_the_callers_own_write_and_read_whole_versions_or_none() {
+    for checksum in [false, true] {
+        let writer = create(&WeightsSpec { checksum, ..spec(None) });
+        let reader = reader(&writer);
+        let (right, wrong) = (OwnCopies { fail: false }, OwnCopies { fail: true });
+        let values = Values::of([5, 6, 7]);
+        // SAFETY: the values live here, and are as large as their leaves.
+        unsafe {
+            assert_eq!(writer.write_with(&values.sources(), &right).unwrap(), 1);
+            let others = Values::of([8, 8, 8]);
+            let failed = writer.write_with(&others.sources(), &wrong);
+            assert!(matches!(failed, Err(Error::Device { .. })), "{failed:?}");
+        }
+        assert_eq!(read(&reader), Some((1, [5, 6, 7])), "checksum: {checksum}");
+        let mut mine = Values::of([0, 0, 0]);
+        // SAFETY: as above.
+        unsafe {
+            let failed = reader.read_with(&mine.targets(), 0, &wrong);
+            assert!(matches!(failed, Err(Error::Device { .. })), "{failed:?}");
+            let reading = reader.read_with(&mine.targets(), 0, &right).unwrap().unwrap();
+            assert_eq!((reading.version, mine.numbers()), (1, [5, 6, 7]));
+        }
+        assert_eq!(write(&writer, 9), 2, "nothing is left of the write that failed");
+        assert_eq!(reader.weights().totals().recovered, 0);
+    }
 }
 
 #[test]

@@ -6,7 +6,6 @@ use crate::gil::GilCell;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 use rollway_core::ring::{Batch as CoreBatch, Consumer as Core, Ring};
-use std::ffi::c_void;
 use std::sync::Arc;
 
 /// Released when `release` is called, or when it and every array of it are gone. Not for users.
@@ -18,14 +17,8 @@ pub struct Batch {
     buffer: usize,
 }
 
-type Held = CoreBatch<Arc<Core>>;
-
-/// # Safety
-/// `held` comes from `release_later`, and this is its only call.
-unsafe extern "C" fn release_batch(held: *mut c_void) {
-    // SAFETY: as the caller promises.
-    drop(unsafe { Box::from_raw(held.cast::<Held>()) });
-}
+/// The room of a batch: dropped, it goes back to the producers. Any thread may do that.
+pub type Held = CoreBatch<Arc<Core>>;
 
 impl Batch {
     pub fn new(batch: Held) -> Batch {
@@ -38,11 +31,9 @@ impl Batch {
         drop(self.batch.replace(py, None));
     }
 
-    /// A C function and its argument, which give the room back when they are called: once, from any thread, without the GIL.
-    /// `None` when it was given back already.
-    pub fn release_later(&self, py: Python<'_>) -> Option<(usize, usize)> {
-        let batch = self.batch.replace(py, None)?;
-        Some((release_batch as *const () as usize, Box::into_raw(Box::new(batch)) as usize))
+    /// The room, which now is the caller's to give back; `None` when it was given back already.
+    pub fn take_held(&self, py: Python<'_>) -> Option<Held> {
+        self.batch.replace(py, None)
     }
 
     /// Puts it back, for the next call.

@@ -3,7 +3,7 @@
 use crate::consumer_view::ConsumerView;
 use crate::convert::plan::Plan;
 use crate::errors::named;
-use crate::ring::batch::Batch;
+use crate::ring::batch::{Batch, Held};
 use crate::ring::sample_info::SampleInfo;
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
@@ -64,6 +64,13 @@ impl Sample {
     }
 }
 
+impl Sample {
+    /// The room, which now is the caller's to give back; `None` when there is none, or it was given back already.
+    pub fn take_held(&self, py: Python<'_>) -> Option<Held> {
+        self.room.as_ref().and_then(|room| room.get().take_held(py))
+    }
+}
+
 #[pymethods]
 impl Sample {
     /// Pairs arrays of your own with an info.
@@ -96,11 +103,6 @@ impl Sample {
         if let Some(room) = &self.room {
             room.get().release(py);
         }
-    }
-
-    /// See `Batch::release_later`. For `rollway.torch.device_iter`.
-    fn _release_later(&self, py: Python<'_>) -> Option<(usize, usize)> {
-        self.room.as_ref().and_then(|room| room.get().release_later(py))
     }
 
     /// Whether the room was given back.

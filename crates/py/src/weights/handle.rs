@@ -2,6 +2,7 @@
 
 use crate::convert::arguments::{deadline, seconds};
 use crate::convert::numbers;
+use crate::device::leaf_copies::{Direction, LeafCopies, LeavesOnGpu, LockedBuffers};
 use crate::errors::{blocking, named, to_py};
 use crate::gil::GilCell;
 use crate::stats::set_fields;
@@ -10,6 +11,8 @@ use pyo3::types::{PyBytes, PyDict};
 use rollway_core::Error;
 use rollway_core::segment::arrival;
 use rollway_core::sys::parallel::default_threads;
+use rollway_core::weights::copy::{CopyLeaves, HostCopies};
+use rollway_core::weights::reader::Reading;
 use rollway_core::weights::{IfExists, Reader, Source, Target, Weights as Core, WeightsSpec, Writer};
 use std::sync::Arc;
 
@@ -40,6 +43,8 @@ pub struct Weights {
     open: GilCell<Option<Open>>,
     name: String,
     threads: usize,
+    /// For copies from and to GPUs.
+    locked: LockedBuffers,
 }
 
 #[pymethods]
@@ -80,7 +85,7 @@ impl Weights {
             })
         });
         let open = open.map_err(|e| to_py(py, e))?;
-        Ok(Weights { open: GilCell::new(Some(open)), name, threads })
+        Ok(Weights { open: GilCell::new(Some(open)), name, threads, locked: LockedBuffers::default() })
     }
 
     /// Opens weights by their name alone, as a reader; waits for them to appear.
@@ -101,7 +106,7 @@ impl Weights {
         })?;
         let reader = Arc::new(reader.map_err(|e| to_py(py, e))?);
         let open = Open { core: reader.weights().clone(), writer: None, reader: Some(reader) };
-        Ok(Weights { open: GilCell::new(Some(open)), name, threads })
+        Ok(Weights { open: GilCell::new(Some(open)), name, threads, locked: LockedBuffers::default() })
     }
 
     #[getter]
@@ -117,6 +122,12 @@ impl Weights {
     #[getter]
     fn leaf_bytes(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
         Ok(self.core(py)?.geometry().leaf_bytes.clone())
+    }
+
+    /// Where each leaf begins in a buffer.
+    #[getter]
+    fn leaf_offsets(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
+        Ok(self.core(py)?.geometry().leaf_offsets.clone())
     }
 
     /// The version published last; 0 when nothing was.
@@ -138,13 +149,15 @@ impl Weights {
     }
 
     /// Publishes a version made of the leaves at these addresses and, for the others, of what they were. Waits for a write of
-    /// another process, at most `timeout` seconds.
+    /// another process, at most `timeout` seconds. `on_gpus`: which addresses are on GPUs.
+    #[pyo3(signature = (leaves, addresses, timeout, on_gpus=Vec::new()))]
     fn write(
         &self,
         py: Python<'_>,
         leaves: Vec<usize>,
         addresses: Vec<usize>,
         timeout: Option<f64>,
+        on_gpus: Vec<LeavesOnGpu>,
     ) -> PyResult<u64> {
         let (writer, deadline) = (self.writer(py)?, deadline(timeout)?);
         let sources: Vec<Source> = leaves
@@ -152,40 +165,53 @@ impl Weights {
             .zip(&addresses)
             .map(|(&leaf, &address)| Source { leaf, from: address as *const u8 })
             .collect();
+        let gpu_copies = gpu_copies(py, &self.locked, on_gpus, Direction::FromGpu)?;
         // SAFETY: the Python side has checked that each address is that of an array of the leaf's size, and holds it.
-        let write = || unsafe { writer.write(&sources) };
+        let write = || unsafe {
+            match &gpu_copies {
+                None => writer.write(&sources),
+                Some(how) => writer.write_with(&sources, how),
+            }
+        };
         // What is not given may have to be copied as well.
-        let large = writer.weights().geometry().buffer_bytes > DETACH_BYTES;
-        loop {
+        let large = gpu_copies.is_some() || writer.weights().geometry().buffer_bytes > DETACH_BYTES;
+        let written = loop {
             match if large { py.detach(write) } else { write() } {
                 Err(Error::Writing { .. }) if deadline.remaining().is_some() => {
                     let waited = blocking(py, || writer.wait_idle(deadline))?;
                     waited.map_err(|_| self.is_closed(py))?;
                 }
-                written => return written.map_err(|e| to_py(py, e)),
+                written => break written,
             }
-        }
+        };
+        gpu_copies.map_or(Ok(()), |how| how.warn(py))?;
+        written.map_err(|e| to_py(py, e))
     }
 
-    /// Copies the leaves that changed after `since` to these addresses. The version, and which of them were copied.
+    /// Copies the leaves that changed after `since` to these addresses. The version, and which of them were copied. `on_gpus`:
+    /// which addresses are on GPUs.
+    #[pyo3(signature = (leaves, addresses, since, on_gpus=Vec::new()))]
     fn read(
         &self,
         py: Python<'_>,
         leaves: Vec<usize>,
         addresses: Vec<usize>,
         #[pyo3(from_py_with = numbers::since)] since: u64,
+        on_gpus: Vec<LeavesOnGpu>,
     ) -> PyResult<(u64, Vec<usize>)> {
         let reader = self.reader(py)?;
         let targets = targets(&leaves, &addresses);
-        // SAFETY: as in `write`; the arrays are writable.
-        let try_read = || unsafe { reader.try_read(&targets, since) };
         let large = total(reader.weights(), &leaves) > DETACH_BYTES;
-        let reading = match if large { py.detach(try_read) } else { try_read() } {
-            // The writer is faster than we are. From here on without the GIL, and Ctrl-C ends it.
-            // SAFETY: as above.
-            Err(Error::Timeout) => blocking(py, || unsafe { reader.read(&targets, since) })?,
-            reading => reading,
-        };
+        let reading = match gpu_copies(py, &self.locked, on_gpus, Direction::ToGpu)? {
+            // SAFETY: as in `write`; the arrays are writable.
+            None => unsafe { read_with(py, &reader, &targets, since, &HostCopies, large) },
+            Some(how) => {
+                // SAFETY: as above.
+                let reading = unsafe { read_with(py, &reader, &targets, since, &how, true) };
+                how.warn(py)?;
+                reading
+            }
+        }?;
         if self.open.is_none(py) {
             self.leave(py, reader);
         }
@@ -241,6 +267,7 @@ impl Weights {
     /// Lets go, and ends the calls that wait. The last one to leave takes the name away, unless the writer died and may come
     /// back for what it published.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.locked.clear());
         if let Some(open) = self.open.replace(py, None) {
             py.detach(|| {
                 open.end_waits();
@@ -254,6 +281,7 @@ impl Weights {
 
     /// Removes the name, tells all attached processes that nothing more will come, and detaches.
     fn unlink(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.locked.clear());
         if let Some(open) = self.open.replace(py, None) {
             py.detach(|| {
                 open.end_waits();
@@ -326,6 +354,41 @@ impl Weights {
 fn total(core: &Core, leaves: &[usize]) -> usize {
     let sizes = &core.geometry().leaf_bytes;
     leaves.iter().filter_map(|&leaf| sizes.get(leaf)).sum()
+}
+
+/// How leaves are copied of which some are on GPUs; `None` when none are.
+pub fn gpu_copies<'a>(
+    py: Python<'_>,
+    locked: &'a LockedBuffers,
+    on_gpus: Vec<LeavesOnGpu>,
+    direction: Direction,
+) -> PyResult<Option<LeafCopies<'a>>> {
+    if on_gpus.is_empty() {
+        return Ok(None);
+    }
+    let copies = LeafCopies::new(locked, on_gpus, direction);
+    copies.map(Some).map_err(|error| named(py, "DeviceFailed", format!("weights cannot be copied: {error}")))
+}
+
+/// Reads as often as the writer is faster, in the end without the GIL, so that Ctrl-C ends it.
+///
+/// # Safety
+/// As for [`Reader::read_with`].
+unsafe fn read_with(
+    py: Python<'_>,
+    reader: &Reader,
+    targets: &[Target],
+    since: u64,
+    how: &impl CopyLeaves,
+    large: bool,
+) -> PyResult<rollway_core::Result<Option<Reading>>> {
+    // SAFETY: as the caller promises.
+    let try_read = || unsafe { reader.try_read_with(targets, since, how) };
+    match if large { py.detach(try_read) } else { try_read() } {
+        // SAFETY: as the caller promises.
+        Err(Error::Timeout) => blocking(py, || unsafe { reader.read_with(targets, since, how) }),
+        reading => Ok(reading),
+    }
 }
 
 /// Where the leaves go.

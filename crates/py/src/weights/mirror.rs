@@ -2,15 +2,19 @@
 
 use crate::convert::arguments::deadline;
 use crate::convert::numbers;
+use crate::device::leaf_copies::{Direction, LeavesOnGpu, LockedBuffers};
 use crate::errors::{blocking, named, to_py};
 use crate::net::options::TcpOptions;
-use crate::weights::handle::targets;
+use crate::weights::handle::{gpu_copies, targets};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use rollway_core::Error;
 use rollway_core::net::{WeightMirror as Core, WeightMirrorSpec};
 use rollway_core::ring::Deadline;
 use rollway_core::sys::parallel::default_threads;
+use rollway_core::weights::Target;
+use rollway_core::weights::copy::{CopyLeaves, HostCopies};
+use rollway_core::weights::reader::Reading;
 
 /// Weights that a thread of the core keeps up to date. Not for users: addresses are taken as they are.
 #[pyclass(frozen, module = "rollway._core")]
@@ -18,6 +22,8 @@ pub struct WeightMirror {
     core: Core,
     address: String,
     name: Option<String>,
+    /// For copies to GPUs.
+    locked: LockedBuffers,
 }
 
 #[pymethods]
@@ -58,7 +64,7 @@ impl WeightMirror {
         };
         let core = py.detach(|| Core::start(spec)).map_err(|e| to_py(py, e))?;
         blocking(py, || core.ready(Deadline::Never))?.map_err(|e| to_py(py, e))?;
-        Ok(WeightMirror { core, address, name })
+        Ok(WeightMirror { core, address, name, locked: LockedBuffers::default() })
     }
 
     #[getter]
@@ -79,6 +85,12 @@ impl WeightMirror {
     #[getter]
     fn leaf_bytes(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
         self.core.leaf_bytes().map_err(|e| self.explain(py, e))
+    }
+
+    /// Where each leaf begins in a buffer.
+    #[getter]
+    fn leaf_offsets(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
+        self.core.leaf_offsets().map_err(|e| self.explain(py, e))
     }
 
     /// The latest version that is here, whole; 0 before the first.
@@ -104,21 +116,28 @@ impl WeightMirror {
         self.core.last_error()
     }
 
-    /// Copies the leaves that changed after `since` to these addresses. The version, and which of them were copied.
+    /// Copies the leaves that changed after `since` to these addresses. The version, and which of them were copied. `on_gpus`:
+    /// which addresses are on GPUs.
+    #[pyo3(signature = (leaves, addresses, since, on_gpus=Vec::new()))]
     fn read(
         &self,
         py: Python<'_>,
         leaves: Vec<usize>,
         addresses: Vec<usize>,
         #[pyo3(from_py_with = numbers::since)] since: u64,
+        on_gpus: Vec<LeavesOnGpu>,
     ) -> PyResult<(u64, Vec<usize>)> {
         let targets = targets(&leaves, &addresses);
-        // SAFETY: the Python side has checked that each address is that of a writable array of the leaf's size, and holds it.
-        let reading = match py.detach(|| unsafe { self.core.try_read(&targets, since) }) {
-            // SAFETY: as above.
-            Err(Error::Timeout) => blocking(py, || unsafe { self.core.read(&targets, since) })?,
-            reading => reading,
-        };
+        let reading = match gpu_copies(py, &self.locked, on_gpus, Direction::ToGpu)? {
+            // SAFETY: the Python side has checked that each address is that of a writable array of the leaf's size, and holds it.
+            None => unsafe { self.read_with(py, &targets, since, &HostCopies) },
+            Some(how) => {
+                // SAFETY: as above.
+                let reading = unsafe { self.read_with(py, &targets, since, &how) };
+                how.warn(py)?;
+                reading
+            }
+        }?;
         let reading = reading.map_err(|e| self.explain(py, e))?;
         Ok(reading.map_or((0, Vec::new()), |reading| (reading.version, reading.copied)))
     }
@@ -161,7 +180,10 @@ impl WeightMirror {
 
     /// Disconnects, and lets go of the copy.
     fn close(&self, py: Python<'_>) {
-        py.detach(|| self.core.close());
+        py.detach(|| {
+            self.locked.clear();
+            self.core.close();
+        });
     }
 }
 
@@ -177,6 +199,25 @@ fn waits_for_the_next(on_close: &str) -> PyResult<bool> {
 }
 
 impl WeightMirror {
+    /// As often as the learner is faster; Ctrl-C ends it.
+    ///
+    /// # Safety
+    /// As for [`Core::read`].
+    unsafe fn read_with(
+        &self,
+        py: Python<'_>,
+        targets: &[Target],
+        since: u64,
+        how: &impl CopyLeaves,
+    ) -> PyResult<rollway_core::Result<Option<Reading>>> {
+        // SAFETY: as the caller promises.
+        match py.detach(|| unsafe { self.core.try_read(targets, since, how) }) {
+            // SAFETY: as the caller promises.
+            Err(Error::Timeout) => blocking(py, || unsafe { self.core.read(targets, since, how) }),
+            reading => Ok(reading),
+        }
+    }
+
     #[cold]
     fn explain(&self, py: Python<'_>, error: Error) -> PyErr {
         match error {

@@ -7,6 +7,7 @@ use crate::net::client::WeightMirrorSpec;
 use crate::net::wire::stats::{MirrorCounters, MirrorStats};
 use crate::sys::thread::OwnedThread;
 use crate::sys::wait::Deadline;
+use crate::weights::copy::CopyLeaves;
 use crate::weights::reader::Reading;
 use crate::weights::{Target, Weights};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -49,6 +50,11 @@ impl WeightMirror {
         Ok(self.local()?.weights().geometry().leaf_bytes.clone())
     }
 
+    /// Where each leaf begins in a buffer.
+    pub fn leaf_offsets(&self) -> Result<Vec<usize>> {
+        Ok(self.local()?.weights().geometry().leaf_offsets.clone())
+    }
+
     /// The latest version of the copy; 0 before the first.
     pub fn version(&self) -> Result<u64> {
         self.local()?.version()
@@ -57,21 +63,31 @@ impl WeightMirror {
     /// Copies the leaves that changed after version `since` (0: all of them) into their targets. `None`: there is no version yet.
     ///
     /// # Safety
-    /// As for [`Reader::read`].
-    pub unsafe fn read(&self, targets: &[Target], since: u64) -> Result<Option<Reading>> {
+    /// As for [`Reader::read_with`](crate::weights::Reader::read_with).
+    pub unsafe fn read(
+        &self,
+        targets: &[Target],
+        since: u64,
+        how: &impl CopyLeaves,
+    ) -> Result<Option<Reading>> {
         let (local, since) = self.local_since(since)?;
         // SAFETY: as the caller promises.
-        unsafe { local.reader.read(targets, since) }
+        unsafe { local.reader.read_with(targets, since, how) }
     }
 
-    /// As [`Reader::try_read`].
+    /// As [`read`](Self::read), once: see [`Reader::try_read_with`](crate::weights::Reader::try_read_with).
     ///
     /// # Safety
-    /// As for [`Reader::read`].
-    pub unsafe fn try_read(&self, targets: &[Target], since: u64) -> Result<Option<Reading>> {
+    /// As for [`read`](Self::read).
+    pub unsafe fn try_read(
+        &self,
+        targets: &[Target],
+        since: u64,
+        how: &impl CopyLeaves,
+    ) -> Result<Option<Reading>> {
         let (local, since) = self.local_since(since)?;
         // SAFETY: as the caller promises.
-        unsafe { local.reader.try_read(targets, since) }
+        unsafe { local.reader.try_read_with(targets, since, how) }
     }
 
     /// The copy, and `since`; 0 in place of a number that may be of an earlier lineage (M2).
