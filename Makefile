@@ -42,8 +42,7 @@ check-unit-slow: check-tree
 	$(call pytest,$(CHECK_PY),$(SLOW_UNITS))
 
 test: ## Before a push: set up everything, then run every test
-	$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-rust test-loom $(VENV)/.test
-	$(MAKE) --no-print-directory test-types test-python
+	$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-rust test-loom test-process test-peers test-core test-types
 
 test-rust: ## Unit and property tests of the core, and the kill matrix
 	cargo test -q -p rollway-core --features fault

@@ -7,6 +7,7 @@ memory, and weights come back. They need the extra ``train``.
 runner.py            `AlgorithmRunner`: what both runners have in common
 appo.py, sac.py      `AppoRunner`, `SacRunner`
 appo_collector.py, sac_collector.py   what runs in a collector process; without torch
+learner.py           `Learner`: what both learners have in common
 appo_learner.py, sac_learner.py       the updates; without processes
 vtrace.py            V-trace, for APPO
 networks.py          the networks that learners train

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rollway.algorithms.environment import Environment
+from rollway.algorithms.learner import Learner
 from rollway.algorithms.networks import CategoricalActor, Critic, GaussianActor, make_encoder
 from rollway.algorithms.settings import AppoSettings
 from rollway.algorithms.vtrace import vtrace
@@ -32,19 +33,22 @@ def make_actor(env: Environment, settings: AppoSettings) -> CategoricalActor | G
     return GaussianActor(inputs, env.action_dim, settings.hidden, encoder)
 
 
-class AppoLearner:
+class AppoLearner(Learner):
     """An actor, a critic and their optimiser. `update` changes them by one iteration."""
 
+    settings: AppoSettings
+    actor: CategoricalActor | GaussianActor
+    critic: Critic
+
     def __init__(self, env: Environment, settings: AppoSettings, device: str = "cpu") -> None:
-        self.settings = settings
-        self.device = torch.device(device)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(settings.seed)
-            self.actor = make_actor(env, settings).to(self.device)
-            inputs, encoder = make_encoder(env, settings)
-            self.critic = Critic(inputs, settings.hidden, encoder).to(self.device)
+        super().__init__(env, settings, device)
         self._parameters = [*self.actor.parameters(), *self.critic.parameters()]
         self._generator = torch.Generator().manual_seed(settings.seed)
+
+    def _make_networks(self, env: Environment) -> tuple[CategoricalActor | GaussianActor, Critic]:
+        actor = make_actor(env, self.settings)
+        inputs, encoder = make_encoder(env, self.settings)
+        return actor, Critic(inputs, self.settings.hidden, encoder)
 
     @cached_property
     def optimiser(self) -> torch.optim.Optimizer:
@@ -52,20 +56,13 @@ class AppoLearner:
         return torch.optim.Adam(self._parameters, self.settings.learning_rate, eps=1e-5, fused=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` needs to go on from here."""
-        return {
-            "actor": self.actor.state_dict(),
-            "critic": self.critic.state_dict(),
-            "optimiser": self.optimiser.state_dict(),
-            "generator": self._generator.get_state(),
-        }
+        """As `Learner.state_dict`, with the optimiser."""
+        return super().state_dict() | {"optimiser": self.optimiser.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` gave."""
-        self.actor.load_state_dict(state["actor"])
-        self.critic.load_state_dict(state["critic"])
+        """As `Learner.load_state_dict`, with the optimiser."""
+        super().load_state_dict(state)
         self.optimiser.load_state_dict(state["optimiser"])
-        self._generator.set_state(state["generator"])
 
     def update(self, rollout: Rollout) -> dict[str, float]:
         """One iteration on a rollout. Returns its losses."""

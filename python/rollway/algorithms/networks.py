@@ -159,6 +159,9 @@ class SquashedGaussianActor(nn.Module):
         return self.centre + self.reach * torch.tanh(free)
 
 
+Actor = CategoricalActor | GaussianActor | SquashedGaussianActor
+
+
 class Critic(nn.Module):
     """The values of states: ``[n, …]`` to ``[n]``."""
 

@@ -21,11 +21,10 @@ from numpy.typing import NDArray
 
 from rollway.algorithms import appo_learner, sac_learner
 from rollway.algorithms.environment import Environment, Floats
-from rollway.algorithms.networks import CategoricalActor, GaussianActor, SquashedGaussianActor
+from rollway.algorithms.networks import Actor
 from rollway.algorithms.settings import AppoSettings, SacSettings
 from rollway.errors import InvalidArgument, SystemCallFailed
 
-Actor = CategoricalActor | GaussianActor | SquashedGaussianActor
 Algorithm = Literal["appo", "sac"]
 
 

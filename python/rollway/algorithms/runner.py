@@ -18,11 +18,10 @@ from typing import Any
 import torch
 
 from rollway.algorithms import checkpoints
-from rollway.algorithms.appo_learner import AppoLearner
 from rollway.algorithms.environment import Environment
+from rollway.algorithms.learner import Learner
 from rollway.algorithms.policy import Algorithm, Policy, storable
 from rollway.algorithms.progress import Progress, ProgressTracker
-from rollway.algorithms.sac_learner import SacLearner
 from rollway.algorithms.settings import AppoSettings, SacSettings
 from rollway.errors import InvalidArgument
 from rollway.runner.restart_policy import RestartPolicy
@@ -51,7 +50,7 @@ class AlgorithmRunner(Runner):
 
     _algorithm: Algorithm
     _settings_class: type[AppoSettings] | type[SacSettings]
-    learner: AppoLearner | SacLearner
+    learner: Learner
     weights: WeightSync
     version: int = 0
     """The number of the weights that were published last."""

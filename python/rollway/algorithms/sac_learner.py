@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rollway.algorithms.environment import Environment
+from rollway.algorithms.learner import Learner
 from rollway.algorithms.networks import SquashedGaussianActor, TwinCritic, make_encoder
 from rollway.algorithms.settings import SacSettings
 from rollway.errors import UnusableEnvironment
@@ -43,21 +44,24 @@ class Optimisers(NamedTuple):
     alpha: torch.optim.Optimizer
 
 
-class SacLearner:
+class SacLearner(Learner):
     """An actor, twin critics with their slow copies, a temperature, and their optimisers."""
 
+    settings: SacSettings
+    actor: SquashedGaussianActor
+    critic: TwinCritic
+
     def __init__(self, env: Environment, settings: SacSettings, device: str = "cpu") -> None:
-        self.settings = settings
-        self.device = torch.device(device)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(settings.seed)
-            self.actor = make_actor(env, settings).to(self.device)
-            inputs, encoder = make_encoder(env, settings)
-            self.critic = TwinCritic(inputs, env.action_dim, settings.hidden, encoder).to(self.device)
+        super().__init__(env, settings, device)
         self.slow_critic = copy.deepcopy(self.critic).requires_grad_(False)
         self.log_alpha = torch.zeros((), device=self.device, requires_grad=True)
         self.target_entropy = float(-env.action_dim) if settings.target_entropy is None else settings.target_entropy
         self._generator = torch.Generator(self.device).manual_seed(settings.seed)
+
+    def _make_networks(self, env: Environment) -> tuple[SquashedGaussianActor, TwinCritic]:
+        actor = make_actor(env, self.settings)
+        inputs, encoder = make_encoder(env, self.settings)
+        return actor, TwinCritic(inputs, env.action_dim, self.settings.hidden, encoder)
 
     @property
     def alpha(self) -> float:
@@ -75,26 +79,21 @@ class SacLearner:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` needs to go on from here."""
-        return {
-            "actor": self.actor.state_dict(),
-            "critic": self.critic.state_dict(),
+        """As `Learner.state_dict`, with the slow critics, the temperature and the optimisers."""
+        return super().state_dict() | {
             "slow_critic": self.slow_critic.state_dict(),
             "log_alpha": self.log_alpha.detach().clone(),
             "optimisers": {name: one.state_dict() for name, one in self.optimisers._asdict().items()},
-            "generator": self._generator.get_state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` gave."""
-        self.actor.load_state_dict(state["actor"])
-        self.critic.load_state_dict(state["critic"])
+        """As `Learner.load_state_dict`, with what `state_dict` adds."""
+        super().load_state_dict(state)
         self.slow_critic.load_state_dict(state["slow_critic"])
         with torch.no_grad():
             self.log_alpha.copy_(state["log_alpha"])
         for name, one in self.optimisers._asdict().items():
             one.load_state_dict(state["optimisers"][name])
-        self._generator.set_state(state["generator"])
 
     def update(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """One step on a batch: obs, actions, rewards, next_obs, dones, truncated. Returns the losses as tensors."""

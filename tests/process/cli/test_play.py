@@ -6,7 +6,6 @@ import pytest
 from PIL import Image
 
 from rollway.algorithms import AppoRunner
-from tests.support.processes import Command
 
 pytestmark = pytest.mark.timeout(300)
 LOOK = "tests.support.reach_env:Look-v0"
@@ -25,22 +24,8 @@ def seeing(tmp_path_factory):
     return log_dir
 
 
-@pytest.fixture
-def rollway(monkeypatch, capsys):
-    """Runs a command in this process: its status, its output, its errors."""
-    from rollway.cli import app
-
-    def run(*args):
-        monkeypatch.setattr("sys.argv", ["rollway", *map(str, args)])
-        status = app.run()
-        said = capsys.readouterr()
-        return status, said.out, said.err
-
-    return run
-
-
-def test_the_returns_of_episodes_are_printed_with_their_mean(seeing):
-    code, out, err = Command("play", seeing, "--episodes", 4).ends()
+def test_the_returns_of_episodes_are_printed_with_their_mean(seeing, run_command):
+    code, out, err = run_command("play", seeing, "--episodes", 4)
     assert code == 0, err
     lines = out.splitlines()
     returns = [float(line.split()[3]) for line in lines[:4]]
@@ -48,9 +33,9 @@ def test_the_returns_of_episodes_are_printed_with_their_mean(seeing):
     assert lines[4] == f"mean of 4: {sum(returns) / 4:.2f}" and sum(returns) / 4 >= 6
 
 
-def test_the_first_episode_is_a_gif(seeing, tmp_path, rollway):
+def test_the_first_episode_is_a_gif(seeing, tmp_path, run_command):
     path = tmp_path / "seen.gif"
-    status, out, _ = rollway("play", seeing / "policy.pt", "--episodes", 2, "--gif", path)
+    status, out, _ = run_command("play", seeing / "policy.pt", "--episodes", 2, "--gif", path)
     assert status == 0 and str(path) in out
     with Image.open(path) as gif:
         assert gif.size == (16, 12) and 2 <= gif.n_frames <= 9  # frames that do not change are one
@@ -61,14 +46,14 @@ def test_the_first_episode_is_a_gif(seeing, tmp_path, rollway):
         assert total == 900
 
 
-def test_the_same_as_json(seeing, rollway):
-    status, out, _ = rollway("play", seeing, "--episodes", 2, "--seed", 5, "--json")
+def test_the_same_as_json(seeing, run_command):
+    status, out, _ = run_command("play", seeing, "--episodes", 2, "--seed", 5, "--json")
     said = json.loads(out)
     assert status == 0 and said["env"] == LOOK and len(said["returns"]) == 2
     assert said["mean"] == sum(said["returns"]) / 2
 
 
-def test_what_cannot_be_played_is_one_line_and_status_2(seeing, tmp_path, rollway):
+def test_what_cannot_be_played_is_one_line_and_status_2(seeing, tmp_path, run_command):
     (tmp_path / "notes.txt").write_text("nothing of ours")
     reach = tmp_path / "reach"
     with AppoRunner("tests.support.reach_env:Reach-v0", num_envs=1, num_collectors=1) as runner:
@@ -78,8 +63,8 @@ def test_what_cannot_be_played_is_one_line_and_status_2(seeing, tmp_path, rollwa
         ([tmp_path / "notes.txt"], "is not a policy"),
         ([reach, "--gif", tmp_path / "no.gif"], "renders no pictures"),
     ):
-        status, out, err = rollway("play", *args)
+        status, out, err = run_command("play", *args)
         assert status == 2 and says in err and err.count("\n") == 1 and not out
-    status, _, err = rollway("play", tmp_path / "nowhere")
+    status, _, err = run_command("play", tmp_path / "nowhere")
     assert status == 1 and "nowhere" in err
     assert not (tmp_path / "no.gif").exists()

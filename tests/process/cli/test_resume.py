@@ -12,7 +12,7 @@ import torch
 import rollway
 from rollway.algorithms import AppoRunner, Policy, SacRunner
 from rollway.runner import training_log
-from tests.support.processes import Command, session, until
+from tests.support.processes import Command
 
 pytestmark = pytest.mark.timeout(300)  # seconds on a quiet machine; most of it is torch being imported
 REACH = "tests.support.reach_env:Reach-v0"
@@ -80,7 +80,7 @@ def test_what_is_no_checkpoint_of_the_run_is_refused(tmp_path):
             runner.resume(tmp_path)
 
 
-def test_the_command_goes_on_after_ctrl_c_and_again_with_more_steps(tmp_path):
+def test_the_command_goes_on_after_ctrl_c_and_again_with_more_steps(tmp_path, run_command):
     command = sac(tmp_path, "--env", REACH, "--steps", 100_000)
     command.line("steps/s")
     os.killpg(command.process.pid, signal.SIGINT)
@@ -90,8 +90,7 @@ def test_the_command_goes_on_after_ctrl_c_and_again_with_more_steps(tmp_path):
     with (tmp_path / training_log.FILE_NAME).open("a") as file:  # as a run that is killed after its last checkpoint
         file.write(json.dumps({**rows[-1], "iteration": rows[-1]["iteration"] + 5}) + "\n")
     made = Policy.read(tmp_path / "policy.pt")["extra"]["training"]["board"]["steps"]
-    command = Command("train", "sac", "--log-dir", tmp_path, "--resume", "--steps", made + 160)
-    code, out, err = command.ends()
+    code, out, err = run_command("train", "sac", "--log-dir", tmp_path, "--resume", "--steps", made + 160)
     assert code == 0, err
     assert f"goes on after {made:,} steps" in out
     after = training_log.read(tmp_path)
@@ -99,8 +98,7 @@ def test_the_command_goes_on_after_ctrl_c_and_again_with_more_steps(tmp_path):
     assert after[len(rows)]["env_steps"] == made + 16 and after[-1]["env_steps"] == made + 160
     request = json.loads((tmp_path / "run.json").read_text())
     assert (request["env"], request["collectors"], request["settings"]["hidden"]) == (REACH, 1, "16")
-    again = Command("train", "sac", "--log-dir", tmp_path, "--resume")
-    code, _, err = again.ends()
+    code, _, err = run_command("train", "sac", "--log-dir", tmp_path, "--resume")
     assert code == 2 and "give it more with --steps" in err, err
 
 
@@ -122,31 +120,26 @@ def test_the_command_goes_on_after_ctrl_c_and_again_with_more_steps(tmp_path):
         (["appo", "--resume", "--log-dir", "{run}"], "there is no checkpoint in {run}"),
     ],
 )
-def test_a_directory_that_does_not_suit_is_one_line_and_status_2(tmp_path, args, says, monkeypatch, capsys):
-    from rollway.cli import app
+def test_a_directory_that_does_not_suit_is_one_line_and_status_2(tmp_path, args, says, run_command):
     from rollway.cli.train.run_directory import RunDirectory, TrainRequest
 
     run = tmp_path / "run"
     RunDirectory(run, TrainRequest("appo", "CartPole-v1", 2, 8, 100), False).write()
     before = sorted(run.iterdir())
     places = {"run": run, "empty": tmp_path / "empty"}
-    monkeypatch.setattr("sys.argv", ["rollway", "train", *(arg.format(**places) for arg in args)])
-    assert app.run() == 2
-    said = capsys.readouterr()
-    assert said.err.count("\n") == 1 and says.format(**places) in said.err and not said.out
+    status, out, err = run_command("train", *(arg.format(**places) for arg in args))
+    assert status == 2 and err.count("\n") == 1 and says.format(**places) in err and not out
     assert sorted(run.iterdir()) == before and not (tmp_path / "empty").exists()
 
 
-def test_what_was_learnt_is_saved_when_a_collector_raises(tmp_path):
-    command = Command(
+def test_what_was_learnt_is_saved_when_a_collector_raises(tmp_path, run_command):
+    code, out, err = run_command(
         "train", "appo", "--env", "tests.support.reach_env:Breaking-v0", "--collectors", 1, "--envs", 1,
         "--log-dir", tmp_path, "--set", "rollout_steps=4", "--set", "rollouts_per_update=1",
     )  # fmt: skip
-    code, out, err = command.ends()
     assert code == 1 and "the simulator has lost its arm" in err, err
     assert f"{tmp_path / 'policy.pt'}" in out
     assert Policy.read(tmp_path / "policy.pt")["extra"]["training"]["iteration"] >= 1
-    until(lambda: not session(command.process.pid))
 
 
 def test_a_wrapper_of_the_current_directory_reaches_the_collectors_and_the_checkpoint(tmp_path):

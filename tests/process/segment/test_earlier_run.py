@@ -26,7 +26,7 @@ sys.stdin.readline()
 
 def learner(what, name, if_exists):
     if what == "transitions":
-        return rollway.ReplayBuffer(100, 2, 1, name=name, if_exists=if_exists)
+        return rollway.replay.TransitionBuffer(100, 2, 1, name=name, if_exists=if_exists)
     transport = rollway.ShmTransport(name, if_exists=if_exists)
     if what == "samples":
         return rollway.Server({"x": np.zeros(1)}, 2, transport)
@@ -34,7 +34,7 @@ def learner(what, name, if_exists):
 
 
 def fill(it):
-    if isinstance(it, rollway.ReplayBuffer):
+    if isinstance(it, rollway.replay.TransitionBuffer):
         ones = np.ones((5, 2), np.float32)
         return it.add(ones, ones[:, :1], ones[:, 0], ones, ones[:, 0], ones[:, 0])
     for value in range(5):

@@ -34,7 +34,7 @@ def commit(server):
 """,
     "rows": """
 def learner(**options):
-    return rollway.ReplayBuffer(100, obs_dim=2, action_dim=1, name=name, **options)
+    return rollway.replay.TransitionBuffer(100, obs_dim=2, action_dim=1, name=name, **options)
 
 def commit(buffer):
     ones = np.ones((50, 2), np.float32)
@@ -71,7 +71,7 @@ def exists(name):
 def resumed(what, name):
     """How much the next learner finds, and whether it is what was committed. It closes, so nothing is left."""
     if what == "rows":
-        with rollway.ReplayBuffer(100, obs_dim=2, action_dim=1, name=name, if_exists="resume") as buffer:
+        with rollway.replay.TransitionBuffer(100, obs_dim=2, action_dim=1, name=name, if_exists="resume") as buffer:
             return len(buffer)
     transport = rollway.ShmTransport(name, if_exists="resume")
     if what == "samples":

@@ -4,10 +4,10 @@ use super::protocol::{Stamp, Taken, TakenRecord};
 use super::recovery::{self, RecoveredSeats};
 use super::{Deadline, IfExists, Records, RecordsSpec};
 use crate::error::{Damage, Error, Result};
-use crate::segment::{Census, Owner, PeerWatch, Role, Seat, catalog};
+use crate::segment::{Census, LearnerSeat, Owner, PeerWatch, Role, catalog};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::prefetch::prefetch;
-use crate::sys::sync::{AtomicBool, AtomicUsize, Ordering};
+use crate::sys::sync::{AtomicUsize, Ordering};
 use crate::sys::wait::{LivenessTicker, wait_for};
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
@@ -22,10 +22,7 @@ const LOOKS: std::ops::RangeInclusive<usize> = 16..=256;
 #[derive(Debug)]
 pub struct Consumer {
     records: Arc<Records>,
-    seat: Seat,
-    resumed: bool,
-    /// Whether this handle was closed, or has left. Calls that wait in other threads look at it.
-    left: AtomicBool,
+    seat: LearnerSeat,
     peer_timeout: Option<Duration>,
     /// The lane whose turn it is, for this consumer.
     turn: AtomicUsize,
@@ -56,7 +53,7 @@ impl Consumer {
     }
 
     fn sit_down(records: Records, resumed: bool, peer_timeout: Option<Duration>) -> Result<Consumer> {
-        let seat = Seat::take_with_join_lock(records.segment().clone(), Role::Consumer)?;
+        let seat = LearnerSeat::take(records.segment().clone(), resumed)?;
         if resumed {
             // What the last learner held is offered again, also what this seat's last holder did.
             recovery::recover(&records.protocol(), |owner| !seat.is_alive(owner));
@@ -64,8 +61,6 @@ impl Consumer {
         Ok(Consumer {
             records: Arc::new(records),
             seat,
-            resumed,
-            left: AtomicBool::new(false),
             peer_timeout,
             turn: AtomicUsize::new(0),
             eagerness: AtomicUsize::new(if has_several_cores() { *LOOKS.start() } else { 0 }),
@@ -80,13 +75,12 @@ impl Consumer {
 
     /// Whether the records were there already.
     pub fn resumed(&self) -> bool {
-        self.resumed
+        self.seat.resumed()
     }
 
     /// How many records earlier learners left here, and how old the segment is. `None` if there are none, or another learner lives.
     pub fn found(&self) -> Option<(usize, Duration)> {
-        let committed = if self.resumed { self.records.census().committed() } else { 0 };
-        (committed > 0 && self.seat.is_only_one()).then(|| (committed, self.records.segment().age()))
+        self.seat.found(|| self.records.census().committed())
     }
 
     #[inline]
@@ -251,44 +245,20 @@ impl Consumer {
     /// Leaves, and ends the calls that wait with this handle, in whichever thread. The last living consumer takes the name
     /// away and shuts the records down.
     pub fn close(&self) -> Result<()> {
-        if !self.start_leaving() {
-            return Ok(());
-        }
-        let last = self.seat.leave_and_unlink(|| self.records.shut_down());
-        if !matches!(last, Ok(true)) {
-            self.end_calls();
-        }
-        last.map(drop)
+        self.seat.close(|| self.records.shut_down(), || self.end_calls())
     }
 
     /// Leaves without shutting anything down, also as the last: the name stays for the next learner, until it is collected.
     pub fn leave(&self) {
-        if self.start_leaving() {
-            self.seat.leave();
-            self.end_calls();
-        }
+        self.seat.leave(|| self.end_calls());
     }
 
     /// Ends as if this process had been killed: what was committed stays for the next learner, also what this one holds.
     /// Without records or workers, the name goes; without a name that can be found again, this is [`close`](Self::close).
     pub fn abandon(this: Arc<Consumer>) -> Result<()> {
-        let segment = this.records.segment();
-        if !segment.can_be_resumed() {
-            return this.close();
-        }
-        if !this.start_leaving() {
-            return Ok(());
-        }
-        let name = segment.name().to_owned();
-        this.seat.abandon();
-        this.end_calls();
+        let left = this.seat.abandon(|| this.records.shut_down(), || this.end_calls())?;
         drop(this);
-        catalog::collect_unless(&name, Records::holds_data).map(drop)
-    }
-
-    /// False when it has left already, or in a forked child: then the records are its parent's to leave.
-    fn start_leaving(&self) -> bool {
-        !self.left.swap(true, Ordering::Relaxed) && self.seat.owner().is_some()
+        left.map_or(Ok(()), |name| catalog::collect_unless(&name, Records::holds_data).map(drop))
     }
 
     fn end_calls(&self) {
@@ -299,8 +269,7 @@ impl Consumer {
     /// An error when this handle was closed, but not the records: the rest is for the others. After a shutdown it may be taken.
     #[inline]
     fn check_open(&self) -> Result<()> {
-        let left = self.left.load(Ordering::Relaxed) && !self.records.is_closed();
-        if left { Err(Error::Closed) } else { Ok(()) }
+        self.seat.check_open(|| self.records.is_closed())
     }
 
     /// An error when no producer is left, and none came in time.

@@ -4,9 +4,9 @@ use super::layout::{BatchNo, Slot, SlotWord, Stamp};
 use super::protocol::Taken;
 use super::{IfExists, Ring, RingSpec, stamp_of};
 use crate::error::{Error, Result};
-use crate::segment::{Owner, PeerWatch, Role, Seat, catalog};
+use crate::segment::{LearnerSeat, Owner, PeerWatch, Role, catalog};
 use crate::sys::clock::monotonic_ns;
-use crate::sys::sync::{AtomicBool, AtomicU64, Ordering, Woken};
+use crate::sys::sync::{AtomicU64, Ordering, Woken};
 use crate::sys::wait::{Deadline, LivenessPoll, LivenessTicker, OrderGrace};
 use std::ops::Deref;
 use std::sync::Arc;
@@ -16,15 +16,12 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub struct Consumer {
     ring: Arc<Ring>,
-    seat: Seat,
-    resumed: bool,
+    seat: LearnerSeat,
     peer_timeout: Option<Duration>,
     grace: OrderGrace,
     /// Batches taken past an older one since the last look at its writers.
     overtaken: AtomicU64,
     ticker: LivenessTicker,
-    /// Whether this handle was closed. Calls that wait in other threads look at it.
-    closing: AtomicBool,
 }
 
 impl Consumer {
@@ -41,19 +38,17 @@ impl Consumer {
     }
 
     fn sit_down(ring: Ring, resumed: bool, peer_timeout: Option<Duration>) -> Result<Consumer> {
-        let seat = Seat::take_with_join_lock(ring.segment().clone(), Role::Consumer)?;
+        let seat = LearnerSeat::take(ring.segment().clone(), resumed)?;
         if resumed {
             ring.recover(&seat)?; // What the last learner held is offered again, also what this seat's last holder did.
         }
         Ok(Consumer {
             ring: Arc::new(ring),
             seat,
-            resumed,
             peer_timeout,
             grace: OrderGrace::default(),
             overtaken: AtomicU64::new(0),
             ticker: LivenessTicker::default(),
-            closing: AtomicBool::new(false),
         })
     }
 
@@ -63,13 +58,12 @@ impl Consumer {
 
     /// Whether the ring was there already.
     pub fn resumed(&self) -> bool {
-        self.resumed
+        self.seat.resumed()
     }
 
     /// How many samples earlier learners left here, and how old the segment is. `None` if there are none, or another learner lives.
     pub fn found(&self) -> Option<(usize, Duration)> {
-        let committed = if self.resumed { self.ring.census().committed() } else { 0 };
-        (committed > 0 && self.seat.is_only_one()).then(|| (committed, self.ring.segment().age()))
+        self.seat.found(|| self.ring.census().committed())
     }
 
     fn owner(&self) -> Result<Owner> {
@@ -244,36 +238,15 @@ impl Consumer {
     /// Leaves, and ends the calls that wait with this handle, in whichever thread. The last living consumer takes the name
     /// away and shuts the ring down.
     pub fn close(&self) -> Result<()> {
-        if !self.start_leaving() {
-            return Ok(());
-        }
-        let last = self.seat.leave_and_unlink(|| self.ring.shut_down());
-        if !matches!(last, Ok(true)) {
-            self.end_calls();
-        }
-        last.map(drop)
+        self.seat.close(|| self.ring.shut_down(), || self.end_calls())
     }
 
     /// Ends as if this process had been killed: what was committed stays for the next learner, also what this one holds.
     /// Without samples or workers, the name goes; without a name that can be found again, this is [`close`](Self::close).
     pub fn abandon(this: Arc<Consumer>) -> Result<()> {
-        let segment = this.ring.segment();
-        if !segment.can_be_resumed() {
-            return this.close();
-        }
-        if !this.start_leaving() {
-            return Ok(());
-        }
-        let name = segment.name().to_owned();
-        this.seat.abandon();
-        this.end_calls();
+        let left = this.seat.abandon(|| this.ring.shut_down(), || this.end_calls())?;
         drop(this);
-        catalog::collect_unless(&name, Ring::holds_data).map(drop)
-    }
-
-    /// False when it has left already, or in a forked child: then the ring is its parent's to leave.
-    fn start_leaving(&self) -> bool {
-        !self.closing.swap(true, Ordering::Relaxed) && self.seat.owner().is_some()
+        left.map_or(Ok(()), |name| catalog::collect_unless(&name, Ring::holds_data).map(drop))
     }
 
     fn end_calls(&self) {
@@ -283,8 +256,7 @@ impl Consumer {
 
     /// An error when this handle was closed, but not the ring: the rest is for the others. After a shutdown it may be taken.
     fn check_open(&self) -> Result<()> {
-        let left = self.closing.load(Ordering::Relaxed) && !self.ring.is_closed();
-        if left { Err(Error::Closed) } else { Ok(()) }
+        self.seat.check_open(|| self.ring.is_closed())
     }
 
     /// An error when no producer is left, and none came in time.

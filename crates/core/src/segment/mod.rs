@@ -21,6 +21,7 @@
 //! | [`header`] | the first bytes of every segment |
 //! | `mapping` | [`Segment`]: made, opened and checked, mapped |
 //! | [`lease`] | proof of life, kept by the kernel: seats |
+//! | `learner` | [`LearnerSeat`]: the seat of a learner, and how it ends |
 //! | `peers` | [`PeerWatch`]: notices that every peer is dead |
 //! | [`catalog`] | the segments of this user: listed, and collected when they are stale |
 //! | `owned` | [`Owned`]: what one participant owns until it gives it up |
@@ -38,6 +39,7 @@ pub mod catalog;
 pub mod header;
 pub mod histogram;
 mod if_exists;
+mod learner;
 pub mod lease;
 mod mapping;
 pub mod memory;
@@ -46,6 +48,7 @@ mod owned;
 mod peers;
 mod serial;
 
+pub use learner::LearnerSeat;
 pub use lease::{Census, DelegatedLease, Owner, Role, Seat};
 pub use mapping::{PREFIX, Segment, Spec, directory};
 pub use owned::Owned;

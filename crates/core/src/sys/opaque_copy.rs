@@ -8,7 +8,7 @@
 //!     overwrite. Such stores keep no order with others, so each copy is fenced before and after. Single lines are not
 //!     fenced: a caller that copies lines fences once, for all of them.
 //!
-//! C3  `vzeroupper` clears the upper halves of the sixteen registers ymm0 to ymm15. Each block that ends with it names all of
+//! C3  `vzeroupper` clears the upper halves of the sixteen registers ymm0 to ymm15. `avx_asm!` names all of
 //!     them as clobbered, because a compiler that may use AVX keeps values in them across the block.
 
 use std::ffi::c_void;
@@ -89,6 +89,23 @@ unsafe fn copy_streaming(to: *mut u8, from: *const u8, bytes: usize) {
     }
 }
 
+/// A block of assembly, with its operands behind a semicolon, that may use all of AVX's registers and clears their upper halves (C3).
+#[cfg(target_arch = "x86_64")]
+macro_rules! avx_asm {
+    ($($line:expr),+; $($operands:tt)+) => {
+        std::arch::asm!(
+            $($line,)+
+            "vzeroupper",
+            $($operands)+
+            out("ymm0") _, out("ymm1") _, out("ymm2") _, out("ymm3") _,
+            out("ymm4") _, out("ymm5") _, out("ymm6") _, out("ymm7") _,
+            out("ymm8") _, out("ymm9") _, out("ymm10") _, out("ymm11") _,
+            out("ymm12") _, out("ymm13") _, out("ymm14") _, out("ymm15") _,
+            options(nostack),
+        )
+    };
+}
+
 /// Each instruction, with the offset of a page in its address.
 #[cfg(target_arch = "x86_64")]
 macro_rules! at_page {
@@ -121,7 +138,7 @@ unsafe fn copy_blocks(to: *mut u8, from: *const u8, blocks: usize) {
     // SAFETY: reads and writes `blocks` blocks, as the caller promises (a prefetch beyond them is a hint, and faults
     // nowhere). The compiler takes the block for code that it cannot see, which may change any memory (C1).
     unsafe {
-        std::arch::asm!(
+        avx_asm!(
             "sfence",
             "2:",
             "mov {stretches:e}, 32",
@@ -138,17 +155,11 @@ unsafe fn copy_blocks(to: *mut u8, from: *const u8, blocks: usize) {
             "add {to}, 12288",
             "dec {blocks}",
             "jnz 2b",
-            "sfence",
-            "vzeroupper",
+            "sfence";
             to = inout(reg) to => _,
             from = inout(reg) from => _,
             blocks = inout(reg) blocks => _,
             stretches = out(reg) _,
-            out("ymm0") _, out("ymm1") _, out("ymm2") _, out("ymm3") _,
-            out("ymm4") _, out("ymm5") _, out("ymm6") _, out("ymm7") _,
-            out("ymm8") _, out("ymm9") _, out("ymm10") _, out("ymm11") _,
-            out("ymm12") _, out("ymm13") _, out("ymm14") _, out("ymm15") _,
-            options(nostack),
         );
     }
 }
@@ -172,7 +183,7 @@ pub unsafe fn stream_lines(to: *mut u8, from: *const u8, lines: usize) {
     // see, which may change any memory (C1).
     #[cfg(target_arch = "x86_64")]
     unsafe {
-        std::arch::asm!(
+        avx_asm!(
             "2:",
             "vmovdqa ymm0, [{from}]",
             "vmovdqa ymm1, [{from} + 32]",
@@ -181,16 +192,10 @@ pub unsafe fn stream_lines(to: *mut u8, from: *const u8, lines: usize) {
             "add {from}, 64",
             "add {to}, 64",
             "dec {lines}",
-            "jnz 2b",
-            "vzeroupper",
+            "jnz 2b";
             to = inout(reg) to => _,
             from = inout(reg) from => _,
             lines = inout(reg) lines => _,
-            out("ymm0") _, out("ymm1") _, out("ymm2") _, out("ymm3") _,
-            out("ymm4") _, out("ymm5") _, out("ymm6") _, out("ymm7") _,
-            out("ymm8") _, out("ymm9") _, out("ymm10") _, out("ymm11") _,
-            out("ymm12") _, out("ymm13") _, out("ymm14") _, out("ymm15") _,
-            options(nostack),
         );
     }
     #[cfg(not(target_arch = "x86_64"))]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rollway.deprecation import renamed_arguments
@@ -79,28 +81,22 @@ class GroupReader:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while (group := self._pop()) is None:
-            try:
+            with self._until(deadline):
                 records = self._server.read_many(self._at_once, self._wait_s(deadline))
-            except WaitTimeout:
-                self._raise_if_over(deadline)
-                continue
-            if not records:
-                return None
-            self._add(records)
+                if not records:
+                    return None
+                self._add(records)
         return group
 
     async def read_async(self, timeout: float | None = None) -> Group | None:
         """As `read`, for asyncio. A cancelled wait takes nothing."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while (group := self._pop()) is None:
-            try:
+            with self._until(deadline):
                 records = await self._server.read_many_async(self._at_once, self._wait_s(deadline))
-            except WaitTimeout:
-                self._raise_if_over(deadline)
-                continue
-            if not records:
-                return None
-            self._add(records)
+                if not records:
+                    return None
+                self._add(records)
         return group
 
     @property
@@ -157,8 +153,14 @@ class GroupReader:
             ends.append(max(deadline - time.monotonic(), 0.0))
         return min((end for end in ends if end is not None), default=None)
 
-    def _raise_if_over(self, deadline: float | None) -> None:
-        if deadline is not None and time.monotonic() >= deadline:
+    @contextmanager
+    def _until(self, deadline: float | None) -> Iterator[None]:
+        """Ends the block at a timeout, which may be that of a group. Raises once the caller's deadline is over."""
+        try:
+            yield
+        except WaitTimeout:
+            if deadline is None or time.monotonic() < deadline:
+                return
             stats = self._server.stats()
             dropped = sum(one.counts.dropped + one.counts.dead for one in self._by_size.values())
             raise WaitTimeout(
