@@ -316,8 +316,10 @@ impl Torch {
         unsafe {
             let answer =
                 ffi::PyObject_CallFunctionObjArgs(self.is_neg, tensor.as_ptr(), null_mut::<ffi::PyObject>());
+            if answer.is_null() {
+                ffi::PyErr_Clear();
+            }
             ffi::Py_XDECREF(answer);
-            ffi::PyErr_Clear();
             answer != ffi::Py_False()
         }
     }
