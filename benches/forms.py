@@ -138,7 +138,8 @@ def main() -> None:
         return client.send
 
     def records(schema: Any) -> Callable[[Any], object]:
-        server = rollway.RecordServer(schema, rollway.ShmTransport())
+        # Few records fit: to drop one from a full lane costs as much as there are.
+        server = rollway.RecordServer(schema, rollway.ShmTransport(), lane_bytes=1 << 18)
         client = rollway.ShmRecordClient(server.name, schema, on_full="drop_oldest")
         opened.extend((client, server))
         return client.send

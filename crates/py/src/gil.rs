@@ -15,7 +15,7 @@ pub struct GilCell<T>(UnsafeCell<T>);
 unsafe impl<T: Send> Sync for GilCell<T> {}
 
 impl<T> GilCell<T> {
-    pub fn new(value: T) -> Self {
+    pub const fn new(value: T) -> Self {
         GilCell(UnsafeCell::new(value))
     }
 

@@ -108,6 +108,6 @@ mod _core {
         module.setattr("__version__", env!("CARGO_PKG_VERSION"))?;
         module.py().import("numpy")?;
         super::convert::numpy_types::ndarray_type(module.py());
-        Ok(())
+        super::convert::scalar::check_layout(module.py())
     }
 }

@@ -30,6 +30,18 @@ def test_arrays_of_jax_are_samples():
         assert batch["reward"].tolist() == [1.5] and batch["done"].tolist() == [True]
 
 
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int16", "int32", "float16", "float32"])
+def test_arrays_of_jax_of_any_shape_are_samples(dtype):
+    matrix = np.arange(6).reshape(2, 3).astype(dtype)
+    for array in (matrix, matrix.T, matrix[:, 1:], matrix[:1], matrix[0, 1]):
+        with rollway.Server({"x": np.zeros(array.shape, dtype)}, batch_size=1) as server:
+            server.submit({"x": jax.numpy.asarray(array)})
+            np.testing.assert_array_equal(server.sample(timeout=5)["x"], array[None])
+    with rollway.Server({"x": np.zeros((3, 2), dtype)}, batch_size=1) as server:
+        server.submit({"x": jax.numpy.asarray(matrix).T})
+        np.testing.assert_array_equal(server.sample(timeout=5)["x"], matrix.T[None])
+
+
 def test_an_array_that_is_still_computed_is_sent_whole():
     step = jax.jit(lambda x: jax.lax.fori_loop(0, 200, lambda _, y: y @ x / 200, x))
     example = {"x": np.zeros((200, 200), np.float32)}

@@ -118,15 +118,34 @@ def test_bfloat16_tensors_are_sent_natively(torch):
 
 
 def test_a_negated_tensor_does_not_lose_its_sign(torch):
+    strided = torch.tensor([1 + 2j, 3 - 1j]).conj().imag
+    for negated in (strided, strided[0], strided[:1], strided.as_strided((2,), (1,))):
+        assert negated.is_neg()
+        try:
+            batch = sent({"x": np.zeros(negated.shape, np.float32)}, {"x": negated})
+        except rollway.SchemaMismatch as refused:
+            assert "'x'" in str(refused)
+        else:
+            assert batch["x"].tolist() == [negated.tolist()]
+
+
+@pytest.mark.parametrize("dtype", ["int32", "bool"])
+def test_a_negated_tensor_does_not_fit_integers_or_bools(torch, dtype):
     negated = torch.tensor([1 + 2j, 3 - 1j]).conj().imag
-    assert negated.is_neg()
-    example = {"x": np.zeros(2, np.float32)}
-    try:
-        batch = sent(example, {"x": negated})
-    except rollway.SchemaMismatch as refused:
-        assert "'x'" in str(refused)
-    else:
-        assert batch["x"].tolist() == [negated.tolist()]
+    with pytest.raises(rollway.SchemaMismatch, match=r"'x' is a tensor of torch\.float32.*negative bit"):
+        sent({"x": np.zeros(2, dtype)}, {"x": negated})
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("letter", "bhilqBHILQfd?")
+def test_scalars_of_every_numpy_type_are_sent_natively(letter):
+    dtype = np.dtype(letter)
+    limits = {"i": np.iinfo, "u": np.iinfo, "f": np.finfo}.get(dtype.kind)
+    for value in (limits(dtype).min, limits(dtype).max) if limits else (False, True):
+        scalar = dtype.type(value)
+        for data in (scalar, [scalar]):
+            batch = sent({"x": np.zeros(np.shape(data), dtype)}, {"x": data})
+            assert batch["x"].tolist() == [np.asarray(data).tolist()]
 
 
 RECORD = {"tokens": "int32[*]", "rows": "float32[*,2]", "masks": "bool[*]", "pair": "float32[2]", "score": "float32[]"}

@@ -124,7 +124,7 @@ fn other_column(field: &Leaf, object: &Bound<'_, PyAny>, scratch: &mut Scratch) 
     let mut column = None;
     scratch.read_kept(
         object.py(),
-        std::slice::from_ref(object),
+        std::slice::from_ref(object.as_unbound()),
         |_| wanted,
         |_, found| {
             column = Some(Column { data: found.data, stride, rows: found.rows });

@@ -10,7 +10,6 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
 use rollway_core::records::format::{LeafShape, PerLeaf, Placement, Shape};
-use smallvec::SmallVec;
 use std::ptr::{null, null_mut};
 
 /// The leaves that every record has in front of the user's: its packed key, and its metadata.
@@ -326,13 +325,13 @@ impl Parts {
         }
         let py = data.py();
         let mut scratch = std::mem::take(&mut self.scratch);
-        let values: SmallVec<[Bound<'_, PyAny>; 16]> =
-            scratch.memory().kept.iter().map(|value| value.bind(py).clone()).collect();
+        let kept = std::mem::take(&mut scratch.memory().kept);
         let wanted = |index: usize| plan.wanted(&plan.leaves[index]);
-        let read = scratch.read_kept(py, &values, wanted, |_, found| {
+        let read = scratch.read_kept(py, &kept, wanted, |_, found| {
             self.push(found);
             true
         });
+        scratch.memory().kept = kept;
         self.scratch = scratch;
         Ok(read)
     }

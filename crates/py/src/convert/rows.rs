@@ -6,7 +6,6 @@ use crate::convert::value::{Dims, Scratch, Wanted};
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
-use smallvec::SmallVec;
 use std::ptr::null;
 
 /// Leaves that fit without an allocation.
@@ -104,15 +103,13 @@ impl Rows {
     fn read_kept(&mut self, plan: &Plan, data: &Bound<'_, PyAny>, dims: Dims) -> Option<()> {
         let py = data.py();
         let kept = plan.values(data)?;
-        let values: SmallVec<[Bound<'_, PyAny>; INLINE]> =
-            kept.iter().map(|value| value.bind(py).clone()).collect();
-        self.scratch.memory().kept = kept;
         let (mut count, mut scratch) = (None, std::mem::take(&mut self.scratch));
         let wanted = |index: usize| Wanted { leaf: &plan.leaves[index], dims, leaves: plan.leaves.len() };
-        let read = scratch.read_kept(py, &values, wanted, |index, found| {
+        let read = scratch.read_kept(py, &kept, wanted, |index, found| {
             self.places(plan)[index] = found.data;
             *count.get_or_insert(found.rows) == found.rows
         });
+        scratch.memory().kept = kept;
         self.scratch = scratch;
         self.count = count.unwrap_or(0);
         read

@@ -3,10 +3,12 @@
 //! The rule is numpy's `same_kind`: a float takes any number, an integer takes integers and bools, a bool takes bools. A
 //! number that is out of range is refused, also for an unsigned integer; rounding is allowed.
 
-use numpy::npyffi::{self, NpyTypes, PY_ARRAY_API};
+use numpy::npyffi::{self, NpyTypes};
+use pyo3::exceptions::PyImportError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
+use pyo3::types::PyFloat;
 
 /// The kind of number that an array holds, and how many bytes it takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -60,6 +62,11 @@ impl Number {
         }
     }
 
+    /// Whether it holds integers or bools.
+    pub fn is_whole(self) -> bool {
+        matches!(self, Number::Bool | Number::Signed(_) | Number::Unsigned(_))
+    }
+
     /// A value as this kind of number; the bytes beyond its size are zero. `None`: it does not fit, or Python has to convert it.
     #[inline]
     pub fn bytes(self, value: Scalar) -> Option<[u8; 8]> {
@@ -88,6 +95,7 @@ impl Number {
     ///
     /// # Safety
     /// A number of this kind can be read there.
+    #[inline]
     pub unsafe fn read(self, from: *const u8) -> Option<Scalar> {
         // SAFETY: as the caller promises.
         unsafe {
@@ -96,23 +104,39 @@ impl Number {
                 Number::Float(4) => Scalar::Float(from.cast::<f32>().read_unaligned() as f64),
                 Number::Float(8) => Scalar::Float(from.cast::<f64>().read_unaligned()),
                 Number::Float(_) | Number::Bfloat16 => return None,
-                Number::Signed(bytes) => {
-                    let unused = 64 - 8 * bytes as u32;
-                    Scalar::Integer((low_bytes(from, bytes) << unused) as i64 >> unused)
-                }
-                Number::Unsigned(bytes) => Scalar::of_unsigned(low_bytes(from, bytes)),
+                Number::Signed(1) => Scalar::Integer(from.cast::<i8>().read() as i64),
+                Number::Signed(2) => Scalar::Integer(from.cast::<i16>().read_unaligned() as i64),
+                Number::Signed(4) => Scalar::Integer(from.cast::<i32>().read_unaligned() as i64),
+                Number::Signed(_) => Scalar::Integer(from.cast::<i64>().read_unaligned()),
+                Number::Unsigned(1) => Scalar::Integer(from.read() as i64),
+                Number::Unsigned(2) => Scalar::Integer(from.cast::<u16>().read_unaligned() as i64),
+                Number::Unsigned(4) => Scalar::Integer(from.cast::<u32>().read_unaligned() as i64),
+                Number::Unsigned(_) => Scalar::of_unsigned(from.cast::<u64>().read_unaligned()),
             })
         }
     }
 }
 
-/// # Safety
-/// So many bytes, at most eight, can be read from there.
-unsafe fn low_bytes(from: *const u8, bytes: usize) -> u64 {
-    let mut word = [0; 8];
-    // SAFETY: as the caller promises.
-    unsafe { from.copy_to_nonoverlapping(word.as_mut_ptr(), bytes) };
-    u64::from_ne_bytes(word)
+/// A number as an object: numpy's headers say so of its scalars. numpy's float64 is a subclass of `float`, so a `float` is no
+/// different, which [`check_layout`] verifies.
+#[repr(C)]
+struct Boxed<T> {
+    header: ffi::PyObject,
+    value: T,
+}
+
+/// Refuses a Python whose floats lie in memory in another way than they are read: the stable ABI does not promise it.
+pub fn check_layout(py: Python<'_>) -> PyResult<()> {
+    let float = PyFloat::new(py, 1.5);
+    let size: usize = float.get_type().getattr("__basicsize__")?.extract()?;
+    // SAFETY: the GIL is held, and a float has so many bytes.
+    if size == size_of::<Boxed<f64>>() && unsafe { (*float.as_ptr().cast::<Boxed<f64>>()).value } == 1.5 {
+        return Ok(());
+    }
+    let version = Python::version_str();
+    Err(PyImportError::new_err(format!(
+        "this build of rollway does not know the floats of Python {version}: install a newer one"
+    )))
 }
 
 impl Scalar {
@@ -126,7 +150,7 @@ impl Scalar {
         // SAFETY: as the caller promises; the types are checked before they are read.
         unsafe {
             if ffi::PyFloat_CheckExact(object) != 0 {
-                return Some(Scalar::Float(ffi::PyFloat_AsDouble(object)));
+                return Some(Scalar::Float((*object.cast::<Boxed<f64>>()).value));
             }
             if ffi::PyLong_CheckExact(object) != 0 {
                 return integer(object);
@@ -138,6 +162,7 @@ impl Scalar {
         }
     }
 
+    #[inline]
     fn as_float(self) -> f64 {
         match self {
             Scalar::Bool(value) => value as u8 as f64,
@@ -193,19 +218,17 @@ unsafe fn integer(object: *mut ffi::PyObject) -> Option<Scalar> {
 /// # Safety
 /// The GIL is held and `object` is alive.
 unsafe fn numpy_scalar(py: Python<'_>, object: *mut ffi::PyObject) -> Option<Scalar> {
-    static TYPES: PyOnceLock<Vec<(usize, Number)>> = PyOnceLock::new();
+    static TYPES: PyOnceLock<[(usize, Number); 13]> = PyOnceLock::new();
     let types = TYPES.get_or_init(py, || numpy_types(py));
-    // SAFETY: as the caller promises; the type says how many bytes there are, at most eight.
+    // SAFETY: as the caller promises; the type says what lies behind the header, see `Boxed`.
     unsafe {
         let own = ffi::Py_TYPE(object) as usize;
         let &(_, number) = types.iter().find(|&&(known, _)| known == own)?;
-        let mut bytes = [0_u8; 8];
-        PY_ARRAY_API.PyArray_ScalarAsCtype(py, object, bytes.as_mut_ptr().cast());
-        number.read(bytes.as_ptr())
+        number.read(object.cast::<u8>().add(std::mem::offset_of!(Boxed<u64>, value)))
     }
 }
 
-fn numpy_types(py: Python<'_>) -> Vec<(usize, Number)> {
+fn numpy_types(py: Python<'_>) -> [(usize, Number); 13] {
     let types = [
         (NpyTypes::PyDoubleArrType_Type, Number::Float(8)),
         (NpyTypes::PyFloatArrType_Type, Number::Float(4)),
@@ -223,7 +246,7 @@ fn numpy_types(py: Python<'_>) -> Vec<(usize, Number)> {
     ];
     // SAFETY: the GIL is held. Numpy's types are static.
     let address = |kind| unsafe { npyffi::get_type_object(py, kind) as usize };
-    types.into_iter().map(|(kind, number)| (address(kind), number)).collect()
+    types.map(|(kind, number)| (address(kind), number))
 }
 
 #[cfg(target_endian = "big")]

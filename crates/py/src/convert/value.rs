@@ -26,10 +26,13 @@ pub struct Found {
     pub rows: usize,
 }
 
-/// The memory of values that had to be converted, and what keeps others in place. A sample of exact arrays has none of it, and
-/// pays for one pointer.
+/// The memory of values that had to be converted, and what keeps others in place. A sample of exact arrays has none of it.
 #[derive(Default)]
-pub struct Scratch(Option<Box<Memory>>);
+pub struct Scratch {
+    memory: Option<Box<Memory>>,
+    /// A value was met that can be looked at only while it is kept: Python code may run, or the GIL be released.
+    wants_kept: bool,
+}
 
 #[derive(Default)]
 pub struct Memory {
@@ -38,12 +41,13 @@ pub struct Memory {
     copies: Vec<Vec<u8>>,
     buffers: Vec<Buffer>,
     pub kept: Vec<Py<PyAny>>,
-    /// A value was met that can be looked at only while it is kept: Python code may run, or the GIL be released.
-    wants_kept: bool,
     /// The leaves whose bytes other threads may free once the GIL is released, although the value is kept: torch lets a program
     /// take the memory of a tensor away.
-    unowned: Vec<usize>,
+    unowned: Unowned,
 }
+
+/// Numbers of leaves.
+pub type Unowned = SmallVec<[usize; 16]>;
 
 /// How a leaf is given.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -79,12 +83,12 @@ impl Wanted<'_> {
 
 impl Scratch {
     pub fn memory(&mut self) -> &mut Memory {
-        self.0.get_or_insert_default()
+        self.memory.get_or_insert_default()
     }
 
     /// Whether [`read`](Self::read) met a value that can be looked at only while it is kept.
     pub fn wants_kept(&self) -> bool {
-        self.0.as_ref().is_some_and(|memory| memory.wants_kept)
+        self.wants_kept
     }
 
     /// Finds the bytes of a value, without running any Python code. `None`: Python has to look at it; or
@@ -124,7 +128,7 @@ impl Scratch {
                 Some(Library::Numpy) => self.view(py, wanted, View::of_numpy(py, object)),
                 Some(Library::Other) => None,
                 Some(Library::Torch(_) | Library::Jax) | None => {
-                    self.memory().wants_kept = true;
+                    self.wants_kept = true;
                     None
                 }
             }
@@ -137,24 +141,28 @@ impl Scratch {
     pub fn read_kept<'py>(
         &mut self,
         py: Python<'py>,
-        values: &[Bound<'py, PyAny>],
+        values: &[Py<PyAny>],
         wanted: impl Fn(usize) -> Wanted<'py>,
         mut found: impl FnMut(usize, Found) -> bool,
     ) -> Option<()> {
-        let prepared: SmallVec<[Prepared; 16]> =
-            values.iter().map(|value| self.prepare(value)).collect::<Option<_>>()?;
-        for (index, (value, prepared)) in values.iter().zip(prepared).enumerate() {
+        let mut prepared: SmallVec<[Prepared; 16]> = SmallVec::new();
+        for (index, value) in values.iter().enumerate() {
+            prepared.push(self.prepare(value.bind(py), wanted(index).leaf)?);
+        }
+        for (index, value) in values.iter().enumerate() {
             // SAFETY: the GIL is held, the values are kept and buffers are held. Nothing runs from here on.
             let bytes = unsafe {
-                match prepared {
+                match prepared[index] {
                     Prepared::Other => self.read(py, wanted(index), value.as_ptr()),
                     Prepared::Torch(torch) => {
                         self.memory().unowned.push(index);
                         self.view(py, wanted(index), View::of_torch(torch, value.as_ptr())?)
                     }
                     Prepared::Buffer(at) => {
-                        let view = View::of_buffer(&self.memory().buffers[at]);
-                        self.view(py, wanted(index), view)
+                        let buffers = std::mem::take(&mut self.memory().buffers);
+                        let found = self.view(py, wanted(index), View::of_buffer(&buffers[at]));
+                        self.memory().buffers = buffers;
+                        found
                     }
                 }
             };
@@ -166,10 +174,12 @@ impl Scratch {
     }
 
     /// Does for a value what may run Python code, or release the GIL.
-    fn prepare(&mut self, value: &Bound<'_, PyAny>) -> Option<Prepared> {
+    fn prepare(&mut self, value: &Bound<'_, PyAny>, leaf: &Leaf) -> Option<Prepared> {
+        // Torch negates views of complex numbers, which are floats. Those do not fit a leaf of integers or bools.
+        let may_be_negated = !leaf.number.is_some_and(Number::is_whole);
         Some(match Library::of_owned(value) {
             Library::Numpy | Library::Other => Prepared::Other,
-            Library::Torch(torch) if torch.is_negated(value) => return None,
+            Library::Torch(torch) if may_be_negated && torch.is_negated(value) => return None,
             Library::Torch(torch) => Prepared::Torch(torch),
             Library::Jax => {
                 let buffers = &mut self.memory().buffers;
@@ -180,8 +190,8 @@ impl Scratch {
     }
 
     /// The leaves whose bytes are not ours, and not safe without the GIL.
-    pub fn take_unowned(&mut self) -> Vec<usize> {
-        self.0.as_mut().map_or_else(Vec::new, |memory| std::mem::take(&mut memory.unowned))
+    pub fn take_unowned(&mut self) -> Unowned {
+        self.memory.as_mut().map_or_else(Unowned::new, |memory| std::mem::take(&mut memory.unowned))
     }
 
     /// Copies so many bytes, and gives the copy's address. `None` when there is no memory for it.
@@ -217,7 +227,7 @@ impl Scratch {
     ///
     /// # Safety
     /// The GIL is held, and the memory is alive.
-    unsafe fn view(&mut self, py: Python<'_>, wanted: Wanted<'_>, view: View) -> Option<Found> {
+    unsafe fn view(&mut self, py: Python<'_>, wanted: Wanted<'_>, view: View<'_>) -> Option<Found> {
         let leaf = wanted.leaf;
         let same = match (view.number, leaf.number) {
             (Some(given), Some(wanted)) => given == wanted,
@@ -231,19 +241,22 @@ impl Scratch {
                 return self.number(wanted, value);
             }
             let number = leaf.number.filter(|_| leaf.casts)?;
-            let rows = wanted.rows(&view.dims)?;
+            let rows = wanted.rows(view.dims)?;
             let mut copy = room_for(rows.checked_mul(leaf.bytes))?;
             // SAFETY: the dimensions, strides and kind of number are those of the memory.
             return unsafe { append_cast(&mut copy, &view, given, number) }.then(|| self.copied(copy, rows));
         }
-        let rows = wanted.rows(&view.dims)?;
-        let item = leaf.bytes.checked_div(elements(&leaf.shape))?;
-        if is_contiguous(&view.dims, &view.strides, item) {
+        let rows = wanted.rows(view.dims)?;
+        if leaf.bytes == 0 {
+            return None;
+        }
+        let item = leaf.number.map_or_else(|| leaf.bytes / elements(&leaf.shape), Number::size);
+        if view.is_contiguous(item) {
             return Some(Found { data: view.data, rows });
         }
         let mut copy = room_for(rows.checked_mul(leaf.bytes))?;
         // SAFETY: the dimensions and strides are those of the memory.
-        unsafe { append(&mut copy, view.data, &view.dims, &view.strides, item) };
+        unsafe { append(&mut copy, view.data, view.dims, &view.strides(item), item) };
         Some(self.copied(copy, rows))
     }
 
@@ -321,16 +334,6 @@ fn elements(shape: &[npy_intp]) -> usize {
     shape.iter().product::<npy_intp>() as usize
 }
 
-fn is_contiguous(dims: &[npy_intp], strides: &[npy_intp], item: usize) -> bool {
-    let mut expected = item as npy_intp;
-    dims.contains(&0)
-        || dims.iter().zip(strides).rev().all(|(&dim, &stride)| {
-            let fits = dim == 1 || stride == expected;
-            expected *= dim;
-            fits
-        })
-}
-
 /// Appends the items of strided memory in their order.
 ///
 /// # Safety
@@ -375,9 +378,9 @@ unsafe fn append_items<const BYTES: usize>(
 ///
 /// # Safety
 /// The memory holds numbers of that kind.
-unsafe fn append_cast(to: &mut Vec<u8>, view: &View, given: Number, wanted: Number) -> bool {
+unsafe fn append_cast(to: &mut Vec<u8>, view: &View<'_>, given: Number, wanted: Number) -> bool {
     use Number::{Bool, Float, Signed, Unsigned};
-    let (from, dims, strides) = (view.data, &view.dims[..], &view.strides[..]);
+    let (from, dims, strides) = (view.data, view.dims, &view.strides(given.size())[..]);
     // The kinds that are met most are told apart once, and not for each number.
     // SAFETY: as the caller promises.
     unsafe {
@@ -484,6 +487,8 @@ impl Numbers<'_, '_> {
             match (shape, self.number) {
                 ([], Number::Float(4)) => self.append_numbers::<4>(length, item, Number::Float(4)),
                 ([], Number::Float(8)) => self.append_numbers::<8>(length, item, Number::Float(8)),
+                ([], Number::Signed(4)) => self.append_numbers::<4>(length, item, Number::Signed(4)),
+                ([], Number::Signed(8)) => self.append_numbers::<8>(length, item, Number::Signed(8)),
                 ([], number) => match number.size() {
                     1 => self.append_numbers::<1>(length, item, number),
                     2 => self.append_numbers::<2>(length, item, number),
@@ -504,11 +509,14 @@ impl Numbers<'_, '_> {
         item: impl Fn(usize) -> *mut ffi::PyObject,
         number: Number,
     ) -> bool {
-        (0..length).all(|index| {
+        let (start, py) = (self.bytes.len(), self.py);
+        self.bytes.resize(start + length * BYTES, 0);
+        let (places, _) = self.bytes[start..].as_chunks_mut::<BYTES>();
+        places.iter_mut().enumerate().all(|(index, place)| {
             // SAFETY: as the caller promises.
-            let value = unsafe { Scalar::of(self.py, item(index)) };
+            let value = unsafe { Scalar::of(py, item(index)) };
             value.and_then(|value| number.bytes(value)).is_some_and(|bytes| {
-                self.bytes.extend_from_slice(bytes.first_chunk::<BYTES>().expect("at most eight"));
+                *place = *bytes.first_chunk().expect("at most eight");
                 true
             })
         })

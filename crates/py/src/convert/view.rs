@@ -5,23 +5,25 @@
 
 use crate::convert::numpy_types::ndarray_type;
 use crate::convert::scalar::Number;
+use crate::gil::GilCell;
 use numpy::npyffi::{self, npy_intp};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 use smallvec::SmallVec;
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
-use std::sync::Mutex;
 
-/// Memory with dimensions. It is alive as long as the object that it was made of.
-pub struct View {
+/// Memory with dimensions. It is alive as long as the object that it was made of, and no Python code runs.
+pub struct View<'a> {
     pub data: *const u8,
-    pub dims: SmallVec<[npy_intp; 6]>,
-    /// In bytes.
-    pub strides: SmallVec<[npy_intp; 6]>,
+    pub dims: &'a [npy_intp],
+    /// `None`: without gaps.
+    strides: Option<&'a [npy_intp]>,
+    /// What the strides count, in bytes.
+    stride_unit: usize,
     /// What lies in it; `None`: something else than numbers in this machine's byte order.
     pub number: Option<Number>,
     /// Numpy's descriptor, where it is an array of numpy.
@@ -50,8 +52,8 @@ impl Library {
                 return Some(Library::Numpy);
             }
             let class = ffi::Py_TYPE(object) as usize;
-            let known = KNOWN.lock().ok()?;
-            known.iter().find(|(seen, _)| *seen == class).map(|&(_, origin)| origin.library())
+            let known = |known: &Vec<(usize, Origin)>| known.iter().find(|(seen, _)| *seen == class).copied();
+            KNOWN.with(py, known).map(|(_, origin)| origin.library())
         }
     }
 
@@ -63,17 +65,18 @@ impl Library {
         }
         let class = object.get_type();
         let origin = Origin::of(&class).unwrap_or(Origin::Other);
-        let Ok(mut known) = KNOWN.lock() else { return Library::Other };
+        let mut known = KNOWN.replace(object.py(), Vec::new());
         if known.len() < MOST_CLASSES {
             known.push((class.as_ptr() as usize, origin));
             std::mem::forget(class); // No other class ever has its address.
         }
+        KNOWN.replace(object.py(), known);
         origin.library()
     }
 }
 
 /// Where the objects of each class come from that was seen.
-static KNOWN: Mutex<Vec<(usize, Origin)>> = Mutex::new(Vec::new());
+static KNOWN: GilCell<Vec<(usize, Origin)>> = GilCell::new(Vec::new());
 /// More classes are not remembered.
 const MOST_CLASSES: usize = 64;
 
@@ -113,12 +116,12 @@ impl Origin {
     }
 }
 
-impl View {
+impl<'a> View<'a> {
     /// An array of numpy.
     ///
     /// # Safety
     /// The GIL is held and `object` is an ndarray, and alive.
-    pub unsafe fn of_numpy(py: Python<'_>, object: *mut ffi::PyObject) -> View {
+    pub unsafe fn of_numpy(py: Python<'_>, object: *mut ffi::PyObject) -> View<'a> {
         // SAFETY: an ndarray has these fields, and `nd` dimensions and strides; a descriptor has a kind and a byte order.
         unsafe {
             let array = &(*object.cast::<npyffi::PyArrayObject>()).fields;
@@ -128,8 +131,8 @@ impl View {
             let bytes = npyffi::PyDataType_ELSIZE(py, descr) as usize;
             let number = Number::of_kind((*descr).fields.kind as u8 as char, bytes).filter(|_| is_native);
             let dims = of_raw(array.dimensions, array.nd as usize);
-            let strides = of_raw(array.strides, array.nd as usize);
-            View { data: array.data.cast_const().cast(), dims, strides, number, descr }
+            let strides = Some(of_raw(array.strides, array.nd as usize));
+            View { data: array.data.cast_const().cast(), dims, strides, stride_unit: 1, number, descr }
         }
     }
 
@@ -138,7 +141,7 @@ impl View {
     ///
     /// # Safety
     /// The GIL is held and `object` is a tensor, and alive.
-    pub unsafe fn of_torch(torch: &Torch, object: *mut ffi::PyObject) -> Option<View> {
+    pub unsafe fn of_torch(torch: &Torch, object: *mut ffi::PyObject) -> Option<View<'a>> {
         // SAFETY: as the caller promises; `fill` has written the whole tensor if it gives 0.
         unsafe {
             let mut tensor = MaybeUninit::<DlTensor>::uninit();
@@ -159,29 +162,22 @@ impl View {
                 6 => Number::of_kind('b', bytes),
                 _ => None,
             };
-            let dims: SmallVec<[npy_intp; 6]> = of_raw(tensor.shape.cast(), tensor.dimensions as usize);
-            let strides = if tensor.strides.is_null() {
-                contiguous(&dims, bytes)
-            } else {
-                let strides: SmallVec<[npy_intp; 6]> = of_raw(tensor.strides.cast(), dims.len());
-                strides.into_iter().map(|stride| stride * bytes as npy_intp).collect()
-            };
+            let dims = of_raw(tensor.shape.cast(), tensor.dimensions as usize);
+            let strides = (!tensor.strides.is_null()).then(|| of_raw(tensor.strides.cast(), dims.len()));
             if tensor.data.is_null() && !dims.contains(&0) {
                 return None; // It stands for numbers that are not there: a wrapper, or memory that was taken away.
             }
             let data = tensor.data.cast_const().cast::<u8>().wrapping_add(tensor.offset as usize);
-            Some(View { data, dims, strides, number, descr: null_mut() })
+            Some(View { data, dims, strides, stride_unit: bytes, number, descr: null_mut() })
         }
     }
 
-    /// An exporter of the buffer protocol. `None` when it exports nothing, or no numbers.
-    pub fn of_buffer(buffer: &Buffer) -> View {
+    /// What an exporter of the buffer protocol has lent.
+    pub fn of_buffer(buffer: &'a Buffer) -> View<'a> {
         let view = &*buffer.0;
-        // SAFETY: the buffer was asked for with its dimensions, strides and format; without dimensions there are no arrays of
-        // them.
+        // SAFETY: the buffer was asked for with its dimensions and format; without dimensions there is no array of them.
         unsafe {
             let dims = of_raw(view.shape, view.ndim as usize);
-            let strides = of_raw(view.strides, view.ndim as usize);
             let format = if view.format.is_null() { c"B" } else { CStr::from_ptr(view.format) };
             let letter = format.to_bytes().last().copied().unwrap_or(b'B');
             let kind = match letter {
@@ -193,18 +189,39 @@ impl View {
             };
             let is_simple = format.to_bytes().len() <= 2 && !format.to_bytes().starts_with(b">");
             let number = Number::of_kind(kind, view.itemsize as usize).filter(|_| is_simple);
-            View { data: view.buf.cast_const().cast(), dims, strides, number, descr: null_mut() }
+            let data = view.buf.cast_const().cast();
+            View { data, dims, strides: None, stride_unit: 1, number, descr: null_mut() }
+        }
+    }
+
+    /// Whether its items, of so many bytes, lie in order and without gaps.
+    pub fn is_contiguous(&self, item: usize) -> bool {
+        let Some(strides) = self.strides else { return true };
+        let (mut expected, unit) = (item as npy_intp, self.stride_unit as npy_intp);
+        self.dims.contains(&0)
+            || self.dims.iter().zip(strides).rev().all(|(&dim, &stride)| {
+                let fits = dim == 1 || stride * unit == expected;
+                expected *= dim;
+                fits
+            })
+    }
+
+    /// The bytes from item to item of each dimension. An item has so many.
+    pub fn strides(&self, item: usize) -> SmallVec<[npy_intp; 6]> {
+        match self.strides {
+            Some(strides) => strides.iter().map(|stride| stride * self.stride_unit as npy_intp).collect(),
+            None => contiguous(self.dims, item),
         }
     }
 }
 
 /// # Safety
 /// So many values can be read from there; without any, the pointer may be null.
-unsafe fn of_raw(from: *const npy_intp, count: usize) -> SmallVec<[npy_intp; 6]> {
+unsafe fn of_raw<'a>(from: *const npy_intp, count: usize) -> &'a [npy_intp] {
     match count {
-        0 => SmallVec::new(),
+        0 => &[],
         // SAFETY: as the caller promises.
-        _ => SmallVec::from_slice(unsafe { std::slice::from_raw_parts(from, count) }),
+        _ => unsafe { std::slice::from_raw_parts(from, count) },
     }
 }
 
@@ -216,6 +233,8 @@ fn contiguous(dims: &[npy_intp], item: usize) -> SmallVec<[npy_intp; 6]> {
     strides
 }
 
+const WITHOUT_GAPS: c_int = ffi::PyBUF_ND | ffi::PyBUF_FORMAT;
+
 /// A buffer that an object has lent.
 pub struct Buffer(Box<ffi::Py_buffer>);
 
@@ -225,12 +244,11 @@ unsafe impl Send for Buffer {}
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    /// Asks for it. This may wait, with the GIL released.
+    /// Asks for one without gaps: JAX refuses others anyway. This may wait, with the GIL released.
     pub fn of(object: &Bound<'_, PyAny>) -> Option<Buffer> {
         let mut view = Box::new(ffi::Py_buffer::new());
         // SAFETY: the GIL is held; the structure is released exactly if it was filled.
-        let failed =
-            unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &mut *view, ffi::PyBUF_RECORDS_RO) } != 0;
+        let failed = unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &mut *view, WITHOUT_GAPS) } != 0;
         if failed {
             // SAFETY: the GIL is held.
             unsafe { ffi::PyErr_Clear() };
@@ -251,7 +269,8 @@ impl Drop for Buffer {
 pub struct Torch {
     /// Fills a description of a tensor that borrows from it.
     fill: unsafe extern "C" fn(*mut c_void, *mut DlTensor) -> i32,
-    /// `torch.Tensor.is_neg`: whether the numbers are to be negated on reading, which DLPack does not say.
+    /// `torch.Tensor.is_neg`: whether the numbers are to be negated on reading, which DLPack does not say. To call it costs more
+    /// than all else, because it releases the GIL.
     is_neg: *mut ffi::PyObject,
 }
 
@@ -297,8 +316,10 @@ impl Torch {
         unsafe {
             let answer =
                 ffi::PyObject_CallFunctionObjArgs(self.is_neg, tensor.as_ptr(), null_mut::<ffi::PyObject>());
+            if answer.is_null() {
+                ffi::PyErr_Clear();
+            }
             ffi::Py_XDECREF(answer);
-            ffi::PyErr_Clear();
             answer != ffi::Py_False()
         }
     }
