@@ -9,8 +9,8 @@ use crate::error::Result;
 use crate::sys::opaque_copy::{copy_opaque, streaming_copy};
 use crate::sys::parallel::for_each_parallel;
 use crate::sys::sync::{Point, crash_point};
-// Loom sees no payload: its models have cells of their own.
 use std::sync::Arc;
+// Loom sees no payload: its models have cells of their own.
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What a thread copies at once.
