@@ -21,6 +21,8 @@ _DEFAULT_FPS = 30
 
 def show(run: Path, episodes: int, seed: int, gif: Path | None, max_steps: int, *, as_json: bool) -> int:
     """Plays, prints, and returns the exit status."""
+    if not run.exists():
+        return _refuse(f"there is no {str(run)!r}: give the log directory of a run, or its policy.pt")
     try:
         policy = Policy.load(checkpoints.newest(run) if run.is_dir() else run)
         env = policy.env.make()

@@ -10,6 +10,7 @@ from rollway.records.async_sends import AsyncRecordSends
 from rollway.schema.arrays import Casting
 from rollway.schema.pytree import explained
 from rollway.schema.record import RecordSchema
+from rollway.segment.naming import check_named
 from rollway.transport.policies import OnFull
 from rollway.transport.shm_lifetime import ShmLifetime
 
@@ -59,6 +60,7 @@ class ShmRecordClient(ShmLifetime, RecordProducer, AsyncRecordSends):
     ) -> ShmRecordClient:
         """Attaches, and takes a lane."""
         schema = RecordSchema.of(schema, casting)
+        check_named(name)
         with explained(schema):
             self = super().__new__(cls, name, schema.plan(), producer_id, on_full, connect_timeout_s, peer_timeout_s)
         self._open(RecordProducer, peer_timeout_s)

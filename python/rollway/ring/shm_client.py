@@ -8,6 +8,7 @@ from rollway._core import Producer, Slot
 from rollway.ring.async_sends import AsyncSends
 from rollway.schema.arrays import Casting
 from rollway.schema.pytree import Schema, explained
+from rollway.segment.naming import check_named
 from rollway.transport.policies import OnFull
 from rollway.transport.shm_lifetime import ShmLifetime
 from rollway.waiting.peer_watch import deadline_of
@@ -55,6 +56,7 @@ class ShmClient(ShmLifetime, Producer, AsyncSends):
     ) -> ShmClient:
         """Attaches to the ring."""
         schema = Schema.of(example, casting)
+        check_named(name)
         with explained(schema):
             self = super().__new__(cls, name, schema.plan(), producer_id, on_full, connect_timeout_s, peer_timeout_s)
         self._open(Producer, peer_timeout_s)

@@ -34,7 +34,22 @@ def as_tensordict(tree: Any, *batch_size: int) -> Any:
         raise MissingExtra("a TensorDict needs the package tensordict: pip install tensordict") from None
     if not isinstance(tree, dict):
         raise SchemaMismatch(f"a TensorDict is made of a dict of arrays; these samples are a {type(tree).__name__}")
+    if (found := _other_container(tree, ())) is not None:
+        path, kind = found
+        raise SchemaMismatch(f"a TensorDict is made of dicts of arrays; '{path_text(path)}' is a {kind}: use .torch()")
     return TensorDict(as_tensors(tree), batch_size=batch_size)
+
+
+def _other_container(tree: dict[str, Any], path: tuple[Any, ...]) -> tuple[tuple[Any, ...], str] | None:
+    """The first value in a dict of dicts that is neither an array nor a dict."""
+    for key, value in tree.items():
+        inside = (*path, key)
+        if isinstance(value, dict):
+            if (found := _other_container(value, inside)) is not None:
+                return found
+        elif not isinstance(value, np.ndarray | np.generic):
+            return inside, type(value).__name__
+    return None
 
 
 def torch_dtype(dtype: np.dtype[Any], path: tuple[Any, ...]) -> torch.dtype:

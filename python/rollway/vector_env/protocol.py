@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import pickle
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from gymnasium import Env, Space
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
@@ -132,7 +133,7 @@ class Fault:
     """``ValueError: its text``."""
     traceback: str
     pickled: bytes | None
-    """The exception itself, or its class, if it can be pickled."""
+    """The exception itself, as it is or in parts, or its class, if it can be pickled."""
     is_caller_error: bool = False
     """Whether it is raised to the caller under any policy."""
 
@@ -141,7 +142,8 @@ class Fault:
         """The fault that a worker reports for an exception."""
         is_caller_error = isinstance(error, CallerError)
         summary = str(error) if is_caller_error else "".join(traceback.format_exception_only(error)).strip()
-        pickled = _pickled(error) or _pickled(type(error))
+        parts = ExceptionParts(type(error), error.args, dict(vars(error)))
+        pickled = _pickled(error) or _pickled(parts) or _pickled(type(error))
         return cls(summary, "".join(traceback.format_exception(error)), pickled, is_caller_error)
 
     def raised(self) -> BaseException | type[BaseException] | None:
@@ -149,7 +151,11 @@ class Fault:
         raised: Any = None
         if self.pickled is not None:
             with contextlib.suppress(Exception):
-                raised = pickle.loads(self.pickled)
+                raised = _unpickled(self.pickled)
+        if isinstance(raised, ExceptionParts):
+            with contextlib.suppress(Exception):
+                return raised.exception()
+            raised = raised.kind
         return raised if isinstance(raised, BaseException | type) else None
 
     def cause(self) -> BaseException | None:
@@ -158,7 +164,32 @@ class Fault:
         return raised if isinstance(raised, BaseException) else None
 
 
-def _pickled(error: BaseException | type[BaseException]) -> bytes | None:
+class ExceptionParts(NamedTuple):
+    """An exception whose class cannot be called with its ``args``, as one with several arguments of its own."""
+
+    kind: type[BaseException]
+    args: tuple[Any, ...]
+    attributes: dict[str, Any]
+
+    def exception(self) -> BaseException:
+        """The exception, made without its class's ``__init__``."""
+        error = self.kind.__new__(self.kind, *self.args)
+        error.args = self.args
+        vars(error).update(self.attributes)
+        return error
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        """A spawned worker has the main script under another name."""
+        return super().find_class("__main__" if module == "__mp_main__" else module, name)
+
+
+def _unpickled(pickled: bytes) -> Any:
+    return _Unpickler(io.BytesIO(pickled)).load()
+
+
+def _pickled(error: BaseException | type[BaseException] | ExceptionParts) -> bytes | None:
     try:
         pickled = pickle.dumps(error)
         pickle.loads(pickled)

@@ -77,6 +77,9 @@ def test_tensors_keep_the_structure_of_the_sample():
         server.submit({"a": ([1, 2], [[3]])})
         first, [second] = server.sample().torch()["a"]
         assert first.tolist() == [[1, 2]] and second.tolist() == [[3]]
+        server.submit({"a": ([1, 2], [[3]])})
+        with pytest.raises(rollway.SchemaMismatch, match="'a' is a tuple"):
+            server.sample().tensordict()
 
 
 def test_a_leaf_that_torch_does_not_have_is_named():

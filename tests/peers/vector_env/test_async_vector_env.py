@@ -6,6 +6,7 @@ Not asked of `make_vec`: ``worker=``, a function of Gymnasium's worker processes
 import multiprocessing
 import pickle
 import signal
+import sys
 import threading
 import time
 import warnings
@@ -27,6 +28,7 @@ from gymnasium.vector.utils import iterate
 import rollway
 from rollway.errors import EnvDied, EnvError, EnvRaised
 from rollway.vector_env.errors import env_raised
+from rollway.vector_env.protocol import Fault
 from tests.support.processes import until
 from tests.support.vector_env_toys import Counter, Sampler, counters
 
@@ -422,6 +424,28 @@ def test_its_own_type_is_also_env_raised_with_everything_that_has(make_error):
         if isinstance(error, OSError) and error.errno:
             assert (raised.errno, raised.filename) == (2, "level.txt")
         assert envs.call("add", 1) == (1, 1), "and it goes on"
+
+
+class Fell(Exception):
+    def __init__(self, joint, angle):
+        super().__init__(f"{joint} is at {angle}")
+        self.joint, self.angle = joint, angle
+
+
+def test_the_attributes_of_an_exception_arrive_also_if_its_class_takes_other_arguments():
+    with rollway.make_vec([lambda: Failing(partial(Fell, "knee", 3))], num_workers=1) as envs:
+        envs.reset()
+        with pytest.raises(Fell) as caught:
+            envs.step([0])
+        cause = caught.value.__cause__
+        assert (caught.value.joint, caught.value.angle) == ("knee", 3)
+        assert type(cause) is Fell and cause.args == ("knee is at 3",) and cause.joint == "knee"
+
+
+def test_an_exception_of_the_main_script_is_known_when_its_workers_were_spawned(monkeypatch):
+    monkeypatch.setattr(sys.modules["__main__"], "Fell", Fell, raising=False)
+    fault = Fault("Fell: knee is at 3", "", b"c__mp_main__\nFell\n.")  # as pickle writes a class in a spawned worker
+    assert fault.raised() is Fell
 
 
 @pytest.mark.parametrize(

@@ -1278,6 +1278,7 @@ def test_frames_that_wait_for_room_are_counted():
     with serve(2, num_buffers=2) as server, connect(server) as client:
         client.send_many(stack(*range(6)))
         until(lambda: server.stats()["tcp_waited"] > 0)
+        assert server.stats()["blocked"] > 0, "as workers on this machine are counted"
         assert drain(server, 6) == list(range(6))
 
 

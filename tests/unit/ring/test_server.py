@@ -677,6 +677,11 @@ def test_a_cancelled_sample_async_takes_nothing():
     asyncio.run(run())
 
 
+def test_a_server_without_a_name_is_not_looked_for():
+    with rollway.Server(ONE, 1) as server, pytest.raises(rollway.InvalidArgument, match="ShmTransport"):
+        rollway.ShmClient(server.name, ONE)
+
+
 def test_pinning_without_a_gpu_is_a_clear_error_and_leaves_nothing(name):
     if Path("/dev/nvidiactl").exists():
         pytest.skip("there is a GPU here: scripts/check_cuda.py checks pinning on it")

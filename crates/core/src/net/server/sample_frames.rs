@@ -95,6 +95,7 @@ impl Connection<'_> {
             }
         }
         add(&self.server.counters.waited, 1);
+        ingress.note_blocked();
         let mut turn = ingress.room_waiter().enqueue();
         while left > 0 && (left == rows || !turn.try_turn()) {
             self.scatter.give_back();
@@ -173,6 +174,7 @@ impl Connection<'_> {
                     self.acknowledge(progress.next, FIRST_CREDIT, 0);
                     let turn = placed.turn.get_or_insert_with(|| {
                         add(&server.counters.waited, 1);
+                        ingress.note_blocked();
                         ingress.room_waiter().enqueue()
                     });
                     turn.wait_again();

@@ -21,6 +21,7 @@ use crate::net::wire::limits::{MAX_FRAME_BYTES, MAX_FRAME_ROWS};
 use crate::ring::producer::Origin;
 use crate::ring::protocol::Claim;
 use crate::ring::{Deadline, OnFull, Producer};
+use crate::sys::sync::Ordering;
 use std::sync::Arc;
 
 /// The way into a ring. Clones share it.
@@ -61,6 +62,12 @@ impl SampleIngress {
             room_waiter: RoomWaiter::new(producer.clone())?,
         };
         Ok(SampleIngress { shared: Arc::new(Shared { producer, sample_bytes, facts }) })
+    }
+
+    /// Counts a worker that has to wait for room, as one on this machine counts itself.
+    pub fn note_blocked(&self) {
+        let counters = &self.shared.producer.ring().protocol().control.counters;
+        counters.blocked.fetch_add(1, Ordering::Relaxed);
     }
 
     pub fn sample_bytes(&self) -> usize {
