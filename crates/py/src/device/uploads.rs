@@ -1,7 +1,7 @@
 //! `Uploads`: blocks of host memory that go to a GPU one after the other. `Upload`: one of them, in one asynchronous copy.
 //!
-//! A thread waits for the copies and gives their room back. The driver could call a function instead, but does so some 20,000
-//! times a second at most.
+//! A thread waits for the copies and gives their room back. The driver could call a function instead: that was no faster on an
+//! H200.
 
 use crate::device::driver::{Entered, Gpu, Handle, Result};
 use crate::errors::named;
