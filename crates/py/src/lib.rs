@@ -3,6 +3,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | `ring`, `records`, `weights`, `replay`, `vector_env`, `net`, `segment` | the classes of each, one file per class |
+//! | `inspect` | a segment that is looked at from outside |
 //! | `convert` | from Python values to bytes and numbers, and back |
 //! | `sends`, `consumer_view` | what the handles that send have in common, and those of learners |
 //! | `stats` | numbers for Python |
@@ -14,6 +15,7 @@ mod convert;
 mod errors;
 mod eventfd_waiter;
 mod gil;
+mod inspect;
 mod net;
 mod records;
 mod replay;
@@ -41,6 +43,8 @@ mod _core {
     use super::convert::schema::{read_schema, read_weight_schema};
     #[pymodule_export]
     use super::eventfd_waiter::EventfdWaiter;
+    #[pymodule_export]
+    use super::inspect::inspection::Inspection;
     #[pymodule_export]
     use super::net::connection::TcpConnection;
     #[pymodule_export]

@@ -21,6 +21,7 @@
 //! | [`header`] | the first bytes of every segment |
 //! | `mapping` | [`Segment`]: made, opened and checked, mapped |
 //! | [`lease`] | proof of life, kept by the kernel: seats |
+//! | [`account`] | where the time of each participant goes |
 //! | `peers` | [`PeerWatch`]: notices that every peer is dead |
 //! | [`catalog`] | the segments of this user: listed, and collected when they are stale |
 //! | `owned` | [`Owned`]: what one participant owns until it gives it up |
@@ -31,6 +32,7 @@
 //! | [`memory`] | how much memory there is |
 //! | [`histogram`], [`block`] | histograms in a segment; named bytes with no protocol |
 
+pub mod account;
 pub mod arrival;
 pub mod block;
 mod body;
@@ -46,6 +48,7 @@ mod owned;
 mod peers;
 mod serial;
 
+pub use account::{Activity, Times, Waits};
 pub use lease::{Census, DelegatedLease, Owner, Role, Seat};
 pub use mapping::{PREFIX, Segment, Spec, directory};
 pub use owned::Owned;

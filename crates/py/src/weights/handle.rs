@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use rollway_core::Error;
 use rollway_core::segment::arrival;
+use rollway_core::sys::clock::monotonic_ns;
 use rollway_core::sys::parallel::default_threads;
 use rollway_core::weights::{IfExists, Reader, Source, Target, Weights as Core, WeightsSpec, Writer};
 use std::sync::Arc;
@@ -157,12 +158,18 @@ impl Weights {
         // What is not given may have to be copied as well.
         let large = writer.weights().geometry().buffer_bytes > DETACH_BYTES;
         loop {
+            let started = monotonic_ns();
             match if large { py.detach(write) } else { write() } {
                 Err(Error::Writing { .. }) if deadline.remaining().is_some() => {
                     let waited = blocking(py, || writer.wait_idle(deadline))?;
                     waited.map_err(|_| self.is_closed(py))?;
                 }
-                written => return written.map_err(|e| to_py(py, e)),
+                written => {
+                    if let Ok(version) = written {
+                        writer.weights().note_write(version, monotonic_ns() - started);
+                    }
+                    return written.map_err(|e| to_py(py, e));
+                }
             }
         }
     }
@@ -180,12 +187,16 @@ impl Weights {
         // SAFETY: as in `write`; the arrays are writable.
         let try_read = || unsafe { reader.try_read(&targets, since) };
         let large = total(reader.weights(), &leaves) > DETACH_BYTES;
+        let started = monotonic_ns();
         let reading = match if large { py.detach(try_read) } else { try_read() } {
             // The writer is faster than we are. From here on without the GIL, and Ctrl-C ends it.
             // SAFETY: as above.
             Err(Error::Timeout) => blocking(py, || unsafe { reader.read(&targets, since) })?,
             reading => reading,
         };
+        if let Ok(Some(reading)) = &reading {
+            reader.note_read(reading.version, monotonic_ns() - started);
+        }
         if self.open.is_none(py) {
             self.leave(py, reader);
         }
@@ -202,7 +213,7 @@ impl Weights {
     ) -> PyResult<u64> {
         let (reader, deadline) = (self.reader(py)?, deadline(timeout)?);
         let peer_timeout = peer_timeout_s.map(seconds).transpose()?;
-        let there = blocking(py, || reader.wait_for(version, deadline, peer_timeout));
+        let there = blocking(py, || reader.wait_for_counted(version, deadline, peer_timeout));
         if self.open.is_none(py) {
             self.leave(py, reader);
             return there?.map_err(|_| self.is_closed(py));
