@@ -112,14 +112,16 @@ def top(
 
 @app.command()
 def why(
-    name: Annotated[str, typer.Argument(help="A segment.")],
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Segments; all if none is given.")
+    ] = None,
     seconds: Annotated[float, typer.Option(min=0.01, max=600, help="How long to look.")] = 2.0,
     json: Json = False,
 ) -> None:
     """Say who is the bottleneck of a segment, and for how long, in three lines. It only reads."""
     from rollway.cli import why as why_command
 
-    why_command.show(name, seconds, as_json=json)
+    why_command.show(names or [], seconds, as_json=json)
 
 
 @app.command()

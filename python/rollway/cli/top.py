@@ -112,6 +112,12 @@ def _heading(interval: Interval) -> Text:
     dwell = look.histograms.get("queue_dwell")
     if dwell is not None and dwell.count:
         parts.append(f"dwell {_ns(dwell.p50_ns)} (p99 {_ns(dwell.p99_ns)})")
+    network = [one for one in look.givers if one.role == "network"]
+    if network:
+        lost = sum(one.remote_lost for one in network)
+        parts.append(
+            f"remote workers: {sum(one.remote_connected for one in network)}" + (f", {lost} lost" if lost else "")
+        )
     if look.dead:
         parts.append(f"{len(look.dead)} died")
     style = {"live": "green", "stale": "yellow", "closed": "red"}[state]

@@ -16,7 +16,7 @@ from rollway.inspect.interval import Interval, Shares, watch
 from rollway.inspect.look import Inspection, Look, Participant
 from rollway.inspect.monitor import Monitor, Unreadable
 from rollway.inspect.peek import Item, LeafSummary, Peek, peek
-from rollway.inspect.verdict import Verdict, why
+from rollway.inspect.verdict import Verdict, judge, why
 
 __all__ = [
     "Inspection",
@@ -30,6 +30,7 @@ __all__ = [
     "Shares",
     "Unreadable",
     "Verdict",
+    "judge",
     "peek",
     "watch",
     "why",

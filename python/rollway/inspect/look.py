@@ -11,7 +11,7 @@ from rollway import _core
 from rollway._core import HistSnapshot
 from rollway.inspect.process import process_state
 
-GIVERS = frozenset({"producer", "own producer", "writer", "worker"})
+GIVERS = frozenset({"producer", "own producer", "network", "writer", "worker"})
 """The roles that bring something: the others take it."""
 
 
@@ -23,8 +23,9 @@ class Participant:
     pid: int
     """As the process sees its own id."""
     role: str
-    """``producer``, ``learner``, ``own producer`` (the learner's `submit`); of weights ``writer`` or ``reader``; of a
-    vector environment ``caller`` or ``worker``; of a block ``user``."""
+    """``producer``, ``learner``, ``own producer`` (the learner's `submit`), ``network`` (for remote workers, in
+    the learner's process); of weights ``writer`` or ``reader``; of a vector environment ``caller`` or ``worker``; of a
+    block ``user``."""
     state: str
     """``alive``, ``leaving``, or ``dead``, by the locks that the kernel knows. A stopped process is alive."""
     joined_unix_ns: int
@@ -56,6 +57,14 @@ class Participant:
     """For how long it has held the oldest of its batches; of rings only."""
     unread: int
     """What it committed and no learner has taken; of records only."""
+    remote_connected: int
+    """Workers on other hosts that are connected; of ``network`` only, like the next three."""
+    remote_lost: int
+    """Connections that ended without a goodbye: the worker or its host died, or the network was cut."""
+    remote_lost_ns: int | None
+    """How long ago the last of these was."""
+    remote_lost_address: str | None
+    """From where it came, if that is an IPv4 address."""
 
     @property
     def gives(self) -> bool:

@@ -25,11 +25,11 @@ class Verdict:
     """What holds a run up."""
 
     culprit: str
-    """``learner``, ``producers``, ``writer``, ``reader``, ``worker``, ``caller``, ``nobody`` (all is well), or
-    ``no process``."""
+    """``learner``, ``producers``, ``writer``, ``reader``, ``worker``, ``caller``, ``nobody`` (all is well),
+    ``no process``, or ``unreadable``."""
     pids: tuple[int, ...]
     """The processes that hold the others up, where single ones can be named."""
-    lines: tuple[str, str, str]
+    lines: tuple[str, ...]
     """The verdict, the side that takes, the side that brings."""
 
     def __str__(self) -> str:
@@ -108,15 +108,45 @@ def _starved(interval: Interval, waited: str) -> _Judged:
     if stopped and len(stopped) == len(look.givers):
         text = f"every producer is stopped ({_pids(stopped)}: {stopped[0].process})"
         return "producers", _ids(stopped), f"{text}: {waited}"
-    also = f"; {len(stopped)} of {len(look.givers)} producers are stopped ({_pids(stopped)})" if stopped else ""
-    silent = [one for one in look.givers if interval.rate_of(one) == 0]
-    if len(silent) == len(look.givers):
-        return (
-            "producers",
-            _ids(silent),
-            f"the producers are the bottleneck: none of them committed anything, and {waited}{also}",
-        )
+    remote, also = _remotes(look), ""
+    if stopped:
+        also += f"; {len(stopped)} of {len(look.givers)} producers are stopped ({_pids(stopped)})"
+    if remote is not None and remote.lost:
+        also += f"; {remote}"
+    local = [one for one in look.givers if one.role == "producer"]
+    if remote is not None and not local and not remote.connected:
+        return "producers", (), f"no remote worker is connected: {waited}{also}"
+    if all(interval.rate_of(one) == 0 for one in look.givers):
+        nothing = f"the producers are the bottleneck: none of them committed anything, and {waited}{also}"
+        return "producers", _ids(local), nothing
     return "producers", _ids(stopped), f"the producers are the bottleneck: {waited}{also}"
+
+
+@dataclass(frozen=True)
+class _Remotes:
+    """The workers on other hosts."""
+
+    connected: int
+    lost: int
+    address: str | None
+    """Of the last one that was lost."""
+    ago_ns: int
+
+    def __str__(self) -> str:
+        connected = f"{_count(self.connected, 'remote worker')} connected"
+        if not self.lost:
+            return connected
+        last = f"the last one, from {self.address}," if self.address else "the last one"
+        return f"{connected}, {self.lost:,} lost without a goodbye: {last} {_seconds(self.ago_ns / 1e9)} ago"
+
+
+def _remotes(look: Look) -> _Remotes | None:
+    network = [one for one in look.givers if one.role == "network"]
+    if not network:
+        return None
+    last = min(network, key=lambda one: one.remote_lost_ns if one.remote_lost_ns is not None else 1 << 63)
+    connected, lost = sum(one.remote_connected for one in network), sum(one.remote_lost for one in network)
+    return _Remotes(connected, lost, last.remote_lost_address, last.remote_lost_ns or 0)
 
 
 def _weights(interval: Interval) -> _Judged:
@@ -206,7 +236,9 @@ def _givers(interval: Interval) -> str:
     rate = f"{_number(interval.committed_rate)} {UNITS.get(look.kind, 'commits')}/s"
     stopped = [one for one in look.givers if one.is_stopped]
     also = f"; {len(stopped)} stopped ({_pids(stopped)})" if stopped else ""
-    return f"{name}: {len(look.givers)} alive, {rate}: {_spent(average)}{also}{died}"
+    remote = _remotes(look)
+    remotes = f"; {remote}" if remote is not None else ""
+    return f"{name}: {len(look.givers)} alive, {rate}: {_spent(average)}{also}{died}{remotes}"
 
 
 def _nobody_there(look: Look) -> str:

@@ -129,6 +129,43 @@ def test_a_learner_that_died_is_named(name, child):
     rollway.gc()
 
 
+REMOTE = """
+    import sys, numpy as np, rollway
+    client = rollway.TcpClient("127.0.0.1", int(sys.argv[1]), {"obs": np.zeros(4, np.float32)})
+    client.send({"obs": np.zeros(4, np.float32)})
+    client.wait(10)
+    print("sent", flush=True)
+    sys.stdin.read()
+    client.close()
+"""
+
+
+def test_a_remote_worker_that_died_is_named_and_one_that_closed_is_not(name, child):
+    transports = [rollway.ShmTransport(name), rollway.TcpTransport()]
+    with rollway.Server(EXAMPLE, 4, transports) as server:
+
+        def network():
+            (one,) = (one for one in Inspection(name).look().givers if one.role == "network")
+            return one.remote_connected, one.remote_lost
+
+        closing, dying = child(REMOTE, server.port), child(REMOTE, server.port)
+        closing.says("sent")
+        dying.says("sent")
+        assert network() == (2, 0)
+        closing.ends()
+        until(lambda: network() == (1, 0))
+        dying.kill()
+        until(lambda: network() == (0, 1))
+        waiter = threading.Thread(target=server.sample)
+        waiter.start()
+        verdict = judged_when(name, lambda look: look.takers[0].activity == "wait_data")
+        assert verdict.culprit == "producers"
+        assert verdict.lines[0].startswith("no remote worker is connected: the learner waited for data for 100%")
+        assert "1 lost without a goodbye: the last one, from 127.0.0.1:" in verdict.lines[0]
+        server.submit_many({"obs": np.zeros((2, 4), np.float32)})
+        waiter.join()
+
+
 def test_producers_that_bring_nothing_are_the_bottleneck(name):
     with rollway.Server(EXAMPLE, 1, rollway.ShmTransport(name)) as server:
         waiter = threading.Thread(target=server.sample)

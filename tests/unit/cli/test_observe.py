@@ -113,7 +113,19 @@ def test_why_prints_three_lines(server):
     assert lines[0] == "nobody holds the others up: no producer waits for room, and no learner waits for data"
     assert lines[1].startswith(f"learner: pid {os.getpid()}: holds 100%, 1 batch in hand")
     assert lines[2].startswith("producers: 1 alive, ")
-    assert json.loads(run("why", "running", "--seconds", "0.05", "--json"))["culprit"] == "nobody"
+    assert json.loads(run("why", "running", "--seconds", "0.05", "--json"))["running"]["culprit"] == "nobody"
+
+
+def test_why_without_a_name_is_about_all_segments(server, shm):
+    (shm / "rollway.odd").write_bytes(b"no segment" * 1000)
+    (shm / "rollway.odd").chmod(0o600)
+    lines = run("why", "--seconds", "0.05").splitlines()
+    assert lines[0] == "odd" and "is not a Rollway segment" in lines[1]
+    assert lines[lines.index("running") + 1].startswith("nobody holds the others up")
+
+
+def test_why_says_when_there_are_no_segments(shm):
+    assert run("why", "--seconds", "0.05") == "No segments.\n"
 
 
 def test_peek_prints_schema_ranges_and_the_newest_samples(server):

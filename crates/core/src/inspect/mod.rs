@@ -19,8 +19,8 @@ use crate::records::{self, Records};
 use crate::replay::{self, Field, MappedTable};
 use crate::ring::{self, Ring};
 use crate::schema;
+use crate::segment::Segment;
 use crate::segment::histogram::Snapshot;
-use crate::segment::{Segment, lease};
 use crate::sys::clock::monotonic_ns;
 use crate::vector_env::{self, VectorEnv};
 use crate::weights::{self, Weights};
@@ -99,14 +99,13 @@ impl Inspection {
     /// Looks once.
     pub fn look(&self) -> Result<Look> {
         let segment = self.segment();
-        let alive = lease::seats_alive(segment)?;
         let at_ns = monotonic_ns();
         let (numbers, histograms) = self.numbers(at_ns)?;
         Ok(Look {
             at_ns,
             numbers,
             histograms,
-            participants: self.participants(&alive, at_ns),
+            participants: self.participants(at_ns)?,
             is_closed: self.is_closed(),
             is_unlinked: segment.is_unlinked()?,
         })

@@ -2,11 +2,12 @@
 
 use super::numbers::recent_rows;
 use super::{Inspection, Structure};
+use crate::error::Result;
 use crate::records::layout::{LaneOwner, State as RecordState, Word};
 use crate::replay::layout::{RowKind, RowWord};
 use crate::ring::layout::{BufferKind, BufferWord, SlotKind, SlotWord};
 use crate::segment::header::{SeatRecord, seat_state};
-use crate::segment::{Owner, Times};
+use crate::segment::{Owner, RemoteCounts, Times, lease};
 use crate::sys::sync::{AtomicU64, Ordering};
 use crate::vector_env::layout::{Answer, Request, env_range};
 use crate::weights::layout::Holder;
@@ -37,7 +38,7 @@ impl State {
 pub struct Participant {
     pub seat: usize,
     pub pid: u32,
-    /// What it does: `producer`, `learner` or `own producer`; of weights `reader` or `writer`; of a vector environment
+    /// What it does: `producer`, `learner`, `own producer` or `network`, the producer for remote workers; of weights `reader` or `writer`; of a vector environment
     /// `caller` or `worker`.
     pub role: &'static str,
     pub state: State,
@@ -51,34 +52,35 @@ pub struct Participant {
     pub oldest_held_ns: Option<u64>,
     /// Of a producer: what it committed, and no learner has taken. Records only: the samples of a ring are mixed.
     pub unread: usize,
+    /// The remote workers that send through it.
+    pub remotes: RemoteCounts,
 }
 
 impl Inspection {
-    pub(super) fn participants(&self, alive: &[usize], now_ns: u64) -> Vec<Participant> {
-        let seats = self.segment().seats().iter().enumerate();
-        let mut found: Vec<Participant> =
-            seats.filter_map(|(seat, record)| self.participant(seat, record, alive, now_ns)).collect();
+    pub(super) fn participants(&self, now_ns: u64) -> Result<Vec<Participant>> {
+        let mut found = Vec::new();
+        for (seat, record) in self.segment().seats().iter().enumerate() {
+            found.extend(self.participant(seat, record, now_ns)?);
+        }
         self.count_claims(&mut found, now_ns);
-        found
+        Ok(found)
     }
 
     /// `None` for a seat that has no holder, or that its last holder has left.
-    fn participant(
-        &self,
-        seat: usize,
-        record: &SeatRecord,
-        alive: &[usize],
-        now_ns: u64,
-    ) -> Option<Participant> {
+    fn participant(&self, seat: usize, record: &SeatRecord, now_ns: u64) -> Result<Option<Participant>> {
         // SYNC seat.state: Acquire here, Release in `lock_seat`, `leave`, `leave_and_unlink` and `abandon`.
-        let state = record.state.load(Ordering::Acquire);
-        let state = match (alive.binary_search(&seat).is_ok(), state) {
-            (_, seat_state::NEVER | seat_state::LEFT) => return None,
-            (false, _) | (true, seat_state::ABANDONED) => State::Dead,
-            (true, seat_state::LEAVING) => State::Leaving,
-            (true, _) => State::Alive,
+        let state = match record.state.load(Ordering::Acquire) {
+            seat_state::NEVER | seat_state::LEFT => return Ok(None),
+            seat_state::ABANDONED => State::Dead,
+            // It may have left in between: it says so before it unlocks.
+            _ if !lease::is_seated(self.segment(), seat)? => match record.state.load(Ordering::Acquire) {
+                seat_state::LEFT => return Ok(None),
+                _ => State::Dead,
+            },
+            seat_state::LEAVING => State::Leaving,
+            _ => State::Alive,
         };
-        Some(Participant {
+        Ok(Some(Participant {
             seat,
             pid: record.pid.load(Ordering::Relaxed),
             role: self.role(record.role.load(Ordering::Relaxed)),
@@ -89,7 +91,8 @@ impl Inspection {
             holding: 0,
             oldest_held_ns: None,
             unread: 0,
-        })
+            remotes: record.remotes.counts(now_ns),
+        }))
     }
 
     fn role(&self, word: u32) -> &'static str {
@@ -102,6 +105,7 @@ impl Inspection {
             (_, 1) => "producer",
             (_, 2) => "learner",
             (_, 5) => "own producer",
+            (_, 9) => "network",
             _ => "unknown",
         }
     }

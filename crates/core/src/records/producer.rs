@@ -147,7 +147,12 @@ impl Producer {
 
     /// Sits down beside others on open records, and takes a lane.
     pub fn attach_to(records: Arc<Records>, spec: ProducerSpec) -> Result<Producer> {
-        let seat = Seat::take(records.segment().clone(), Role::Producer, |seat| records.sweep(seat))?;
+        Producer::attach_as(Role::Producer, records, spec)
+    }
+
+    /// As [`attach_to`](Self::attach_to). `role`: [`Role::Producer`], or [`Role::Network`] for what remote workers send.
+    pub fn attach_as(role: Role, records: Arc<Records>, spec: ProducerSpec) -> Result<Producer> {
+        let seat = Seat::take(records.segment().clone(), role, |seat| records.sweep(seat))?;
         let owner = seat.owner().expect("we have just sat down, in this process");
         let process_lane = ProcessLane::begin(&records, &seat, owner, spec.producer_id)?;
         Ok(Producer {
@@ -165,6 +170,10 @@ impl Producer {
 
     pub fn records(&self) -> &Arc<Records> {
         &self.records
+    }
+
+    pub fn seat(&self) -> &Seat {
+        &self.seat
     }
 
     /// Living consumers, and the pids of those that died without closing.

@@ -97,7 +97,7 @@ impl Table {
         let seat = match role {
             // The last learner to leave takes the name away; no other comes in between.
             Role::Consumer => Seat::take_with_join_lock(segment, role)?,
-            Role::Producer | Role::OwnProducer => Seat::take(segment, role, |seat| mapped.sweep(seat))?,
+            _ => Seat::take(segment, role, |seat| mapped.sweep(seat))?,
         };
         let (left, generation) = (AtomicBool::new(false), generation());
         let table = Table { mapped, seat, role, resumed, left, generation };
@@ -115,7 +115,7 @@ impl Table {
         }
         let last = match self.role {
             Role::Consumer => self.seat.leave_and_unlink(|| self.shut_down()),
-            Role::Producer | Role::OwnProducer => Ok(false),
+            _ => Ok(false),
         };
         if !matches!(last, Ok(true)) {
             // A thread that announced itself before this wakes; one that does so later sees the flag (SYNC event.ticket).

@@ -58,7 +58,8 @@ impl Producer {
         Producer::attach_as(Role::Producer, ring, spec)
     }
 
-    /// As [`attach_to`](Self::attach_to). `role`: [`Role::Producer`], or [`Role::OwnProducer`] for what a learner submits itself.
+    /// As [`attach_to`](Self::attach_to). `role`: [`Role::Producer`], [`Role::OwnProducer`] for what a learner submits itself, or
+    /// [`Role::Network`] for what remote workers send.
     pub fn attach_as(role: Role, ring: Arc<Ring>, spec: ProducerSpec) -> Result<Producer> {
         let seat = Seat::take(ring.segment().clone(), role, |seat| ring.sweep(seat))?;
         Ok(Producer {
@@ -78,6 +79,10 @@ impl Producer {
 
     pub fn ring(&self) -> &Arc<Ring> {
         &self.ring
+    }
+
+    pub fn seat(&self) -> &Seat {
+        &self.seat
     }
 
     /// Living consumers, and the pids of those that died without closing.

@@ -4,14 +4,16 @@
 //! [`Account::switch`] ends one of them and begins the next, so the times of a participant add up to its life. Only its own
 //! process writes to an account, and only where it waits, takes or gives back. Any process reads.
 //!
-//! A, the accounting rule: the word `now` changes by a swap. Each thread that changes it adds the time that the swap ended, so
-//! that no time counts twice, also when threads share a handle. Then the longest-lasting reason counts: a participant of which
-//! one thread waits and another one holds something waits.
+//! A1  The word `now` changes by a swap, and the thread that swapped adds the time that this ended. So no time counts twice, also
+//!     when threads share a handle.
+//! A2  A handle that threads share waits while one of them waits, otherwise holds while something is held. [`Seat`](super::Seat)
+//!     counts that, in its own process.
 
 use super::lease::{self, Role};
 use super::mapping::Segment;
 use crate::sys::clock::monotonic_ns;
-use crate::sys::sync::{AtomicU64, Ordering};
+use crate::sys::sync::{AtomicU32, AtomicU64, Ordering};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 
 /// What a participant is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -77,6 +79,64 @@ pub struct Account {
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Account>() == 64);
 
+/// The remote workers of a producer that takes in what they send. For people.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Remotes {
+    pub(super) connected: AtomicU32,
+    /// Connections that ended without a goodbye, so far.
+    lost: AtomicU32,
+    /// CLOCK_MONOTONIC when the last of those ended.
+    lost_ns: AtomicU64,
+    /// From where that one came: `{IPv4 address (32), port (16)}`; 0 for others.
+    lost_address: AtomicU64,
+}
+
+/// The remote workers of a producer, read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RemoteCounts {
+    pub connected: u32,
+    pub lost: u32,
+    /// How long ago the last connection was lost; `None` if none was.
+    pub lost_ns: Option<u64>,
+    /// From where it came, if that is an IPv4 address.
+    pub lost_address: Option<SocketAddr>,
+}
+
+impl Remotes {
+    /// For a new holder of the seat.
+    pub(super) fn begin(&self) {
+        self.connected.store(0, Ordering::Relaxed);
+        self.lost.store(0, Ordering::Relaxed);
+        self.lost_ns.store(0, Ordering::Relaxed);
+        self.lost_address.store(0, Ordering::Relaxed);
+    }
+
+    pub(super) fn note_disconnected(&self, lost: Option<SocketAddr>, now_ns: u64) {
+        self.connected.fetch_sub(1, Ordering::Relaxed);
+        let Some(address) = lost else { return };
+        let packed = match address {
+            SocketAddr::V4(v4) => u64::from(u32::from(*v4.ip())) << 16 | u64::from(v4.port()),
+            SocketAddr::V6(_) => 0,
+        };
+        self.lost_address.store(packed, Ordering::Relaxed);
+        self.lost_ns.store(now_ns, Ordering::Relaxed);
+        self.lost.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn counts(&self, now_ns: u64) -> RemoteCounts {
+        let (lost_ns, packed) =
+            (self.lost_ns.load(Ordering::Relaxed), self.lost_address.load(Ordering::Relaxed));
+        let address = SocketAddrV4::new(Ipv4Addr::from((packed >> 16) as u32), packed as u16);
+        RemoteCounts {
+            connected: self.connected.load(Ordering::Relaxed),
+            lost: self.lost.load(Ordering::Relaxed),
+            lost_ns: (lost_ns != 0).then(|| now_ns.saturating_sub(lost_ns)),
+            lost_address: (packed != 0).then_some(SocketAddr::V4(address)),
+        }
+    }
+}
+
 /// An account, read. Times are in nanoseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Times {
@@ -114,7 +174,7 @@ impl Account {
         unpack(self.now.load(Ordering::Relaxed)).0
     }
 
-    /// Ends what it was doing, and begins `activity` (A).
+    /// Ends what it was doing, and begins `activity` (A1).
     pub(crate) fn switch(&self, activity: Activity, now_ns: u64) {
         let (was, since) = unpack(self.now.swap(pack(activity, now_ns), Ordering::Relaxed));
         let counter = match was {

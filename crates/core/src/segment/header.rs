@@ -15,7 +15,7 @@
 //! Everything in it was written by another process, so [`Header::check`] trusts nothing: every offset is derived
 //! again from the counts and compared with the size that the kernel reports.
 
-use super::account::{Account, Times};
+use super::account::{Account, Remotes, Times};
 use crate::error::{Error, Result};
 use crate::schema::MAX_TEXT_BYTES;
 use crate::sys::sync::{AtomicU32, AtomicU64, Ordering};
@@ -74,6 +74,8 @@ pub struct SeatRecord {
     pub joined_ns: AtomicU64,
     /// Claims that another producer won first.
     pub retries: AtomicU64,
+    /// The remote workers for which it sits here.
+    pub remotes: Remotes,
     /// Where its time goes.
     pub account: Account,
 }

@@ -24,6 +24,7 @@ use crate::error::{Error, Result};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::fork::{ForkSafeLock, LEASES, Rank, RankGuard, generation, without_fork};
 use crate::sys::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering, Point, crash_point, fence};
+use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
 use std::sync::{Arc, Mutex};
 
@@ -74,7 +75,7 @@ impl Owner {
     }
 
     /// Whether it is the present, or the last, holder of its seat.
-    pub(crate) fn is_latest_of(self, record: &SeatRecord) -> bool {
+    pub fn is_latest_of(self, record: &SeatRecord) -> bool {
         Owner::new(self.seat(), record.life.load(Ordering::Relaxed)) == self
     }
 }
@@ -88,6 +89,8 @@ pub enum Role {
     /// A producer of the learner itself: of what it submits, or of the weights that it made. It is a
     /// [`Producer`](Role::Producer), too, and counts as one.
     OwnProducer = 5,
+    /// A producer of the learner, too: of what remote workers send. It is a [`Producer`](Role::Producer) as well.
+    Network = 9,
 }
 
 impl Role {
@@ -288,6 +291,11 @@ pub fn seats_alive(segment: &Segment) -> Result<Vec<usize>> {
     Ok(alive)
 }
 
+/// Whether a participant lives on a seat, without sitting down. A stale owner, which has all locks, is none.
+pub(crate) fn is_seated(segment: &Segment, seat: usize) -> Result<bool> {
+    Ok(is_locked(segment, seat, 1)? && !is_locked(segment, STALE_OWNER, 1)?)
+}
+
 /// Whether one of the locks is held.
 fn is_locked(segment: &Segment, first: usize, seats: usize) -> Result<bool> {
     let anchor = segment.anchor.as_raw_fd();
@@ -300,7 +308,7 @@ pub(super) fn attached(segment: &Segment, role: Role) -> Vec<&SeatRecord> {
         role.is_in(record.role.load(Ordering::Relaxed))
             // SYNC seat.state: Acquire here, Release in `lock_seat`, `leave`, `leave_and_unlink` and `abandon`.
             && record.state.load(Ordering::Acquire) == seat_state::JOINED
-            && is_locked(segment, *seat, 1).unwrap_or(true)
+            && is_seated(segment, *seat).unwrap_or(true)
     };
     segment.seats().iter().enumerate().filter(is_attached).map(|(_, record)| record).collect()
 }
@@ -360,7 +368,7 @@ impl Busy {
         }
     }
 
-    /// What counts, of all that they do.
+    /// What counts, of all that they do (A2 of [`account`](super::account)).
     fn activity(&self) -> Activity {
         let is_busy = |&activity: &Activity| {
             self.counter(activity).is_some_and(|counter| counter.load(Ordering::Relaxed) > 0)
@@ -434,6 +442,7 @@ impl Seat {
         let now = monotonic_ns();
         record.joined_ns.store(now, Ordering::Relaxed);
         record.account.begin(now);
+        record.remotes.begin();
         // SYNC seat.state: Release here, Acquire in `is_left` and `members`.
         record.state.store(seat_state::JOINED, Ordering::Release);
         Ok((lease, Owner::new(index, life)))
@@ -477,6 +486,20 @@ impl Seat {
             *lease = fresh;
         });
         Ok(owner)
+    }
+
+    /// A remote worker has connected to what sits here.
+    pub fn note_connected(&self) {
+        if self.owner().is_some() {
+            self.record().remotes.connected.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Its connection has ended. `lost`: without a goodbye, and from where it came.
+    pub fn note_disconnected(&self, lost: Option<SocketAddr>) {
+        if self.owner().is_some() {
+            self.record().remotes.note_disconnected(lost, monotonic_ns());
+        }
     }
 
     /// This thread waits, for data or for room, until what this gives is dropped.

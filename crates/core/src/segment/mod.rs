@@ -48,7 +48,7 @@ mod owned;
 mod peers;
 mod serial;
 
-pub use account::{Activity, Times, Waits};
+pub use account::{Activity, RemoteCounts, Times, Waits};
 pub use lease::{Census, DelegatedLease, Owner, Role, Seat};
 pub use mapping::{PREFIX, Segment, Spec, directory};
 pub use owned::Owned;

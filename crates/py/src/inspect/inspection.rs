@@ -102,6 +102,10 @@ impl Inspection {
 fn participant<'py>(py: Python<'py>, one: &Participant) -> PyResult<Bound<'py, PyDict>> {
     let row = PyDict::new(py);
     set_fields!(row, one, seat, pid, role, joined_unix_ns, writing, holding, oldest_held_ns, unread);
+    row.set_item("remote_connected", one.remotes.connected)?;
+    row.set_item("remote_lost", one.remotes.lost)?;
+    row.set_item("remote_lost_ns", one.remotes.lost_ns)?;
+    row.set_item("remote_lost_address", one.remotes.lost_address.map(|address| address.to_string()))?;
     row.set_item("state", one.state.name())?;
     row.set_item("activity", one.times.activity.name())?;
     set_fields!(row, one.times, wall_ns, wait_data_ns, wait_room_ns, hold_ns, work_ns, copy_ns);
