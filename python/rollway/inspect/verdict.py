@@ -280,7 +280,7 @@ def _stuck_writers(interval: Interval) -> list[Participant]:
 
 def _stuck_text(one: Participant, units: str) -> str:
     since = f"no commit for {_seconds(one.last_commit_ns / 1e9)}" if one.last_commit_ns is not None else "no commit yet"
-    return f"pid {one.pid}{_stop_text(one)} has {one.writing} {units} reserved, {since}"
+    return f"pid {one.pid}{_stop_text(one)} has {_count(one.writing, units.removesuffix('s'))} reserved, {since}"
 
 
 def _holds(look: Look) -> str:

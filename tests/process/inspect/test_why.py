@@ -105,7 +105,7 @@ def test_a_producer_that_is_stopped_inside_a_slot_is_named(name, child):
         waiter.start()
         verdict = judged_when(name, lambda look: look.takers[0].activity == "wait_data")
         assert (verdict.culprit, verdict.pids) == ("producers", (worker.pid,))
-        assert f"pid {worker.pid} (stopped) has 1 samples reserved, no commit for " in verdict.lines[0]
+        assert f"pid {worker.pid} (stopped) has 1 sample reserved, no commit for " in verdict.lines[0]
         worker.kill()
         with rollway.ShmClient(name, EXAMPLE) as client:
             for _ in range(3):

@@ -13,7 +13,7 @@ use crate::weights::Weights;
 type Numbers = Vec<(&'static str, u64)>;
 type Histograms = Vec<(&'static str, Snapshot)>;
 
-/// `numbers![from; a, b]`: fields of a value, each under its own name.
+/// `numbers![from => a, b;]`: fields of values, each under its own name.
 macro_rules! numbers {
     ($($from:expr => $($field:ident),+;)+) => {
         vec![$($((stringify!($field), $from.$field as u64)),+),+]
