@@ -460,9 +460,14 @@ def _mask(value: Any) -> np.ndarray[Any, Any]:
 
 def _as_array(value: Any, name: str) -> np.ndarray[Any, Any]:
     if hasattr(value, "detach"):  # a torch tensor, of any device
-        value = value.detach().cpu()
+        try:
+            value = value.detach().cpu()
+        except (NotImplementedError, RuntimeError) as error:  # on the device "meta", or sparse
+            raise SchemaMismatch(f"'{name}' is a tensor that gives no array: {error}") from None
         if str(value.dtype) == "torch.bfloat16":
             value = value.float()
+    if np.ma.is_masked(value):
+        raise SchemaMismatch(f"'{name}' is an array with masked values. Give them one: array.filled(0)")
     try:
         return np.asarray(value)
     except (TypeError, ValueError) as error:

@@ -79,7 +79,15 @@ class TrajectoryAccumulator:
             leaf[place if capacity else ...] = item
 
     def build(self) -> dict[str, Any]:
-        """Gives the sample, and starts anew. The next `add` writes into the same memory: send the sample before."""
+        """Gives the sample, and starts anew. The next `add` writes into the same memory: send the sample before.
+
+        Places that no `add` has filled are zeros.
+        """
+        for name, filled in self._filled.items():
+            if filled < self._room[name]:
+                rest = slice(filled, None) if self._capacity[name] else ...
+                for leaf in optree.tree_leaves(self._tree[name], namespace=NAMESPACE):
+                    leaf[rest] = 0
         self.reset()
         return self._tree
 

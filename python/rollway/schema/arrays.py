@@ -16,6 +16,8 @@ from rollway.errors import InvalidArgument, SchemaMismatch
 Casting = Literal["no", "same_kind"]
 """Whether arrays of another dtype are converted: not at all, or like numpy's ``same_kind`` where all numbers fit."""
 
+_OF_ML_DTYPES = 2  # `isbuiltin` of dtypes that are not numpy's own
+
 
 def describe(dtype: np.dtype[Any] | str, shape: Sequence[int | str]) -> str:
     """``float32[4,2]``: a dtype and a shape, as the error messages show them."""
@@ -100,10 +102,28 @@ def convert(values: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[An
         converted = values.astype(dtype)
         if dtype.kind in "iubSU":
             same = np.array_equal(converted, values)
+        elif dtype.isbuiltin == _OF_ML_DTYPES:
+            same = _are_kept(values, converted)
         else:
             finite = np.isfinite(converted)
             same = bool(finite.all() or (finite | ~np.isfinite(values)).all())
     return converted if same else None
+
+
+def _are_kept(values: np.ndarray[Any, Any], converted: np.ndarray[Any, Any]) -> bool:
+    """Whether numbers fit a dtype of ml_dtypes. In some, those that do not become the largest one, or NaN."""
+    import ml_dtypes
+
+    finfo: Any = ml_dtypes.finfo
+    back = converted.astype(np.float64)
+    try:
+        largest = float(finfo(converted.dtype).max)
+    except ValueError:  # integers
+        return values.dtype.kind in "biu" and np.array_equal(back, values)
+    numbers = values.astype(np.float64)
+    cut = np.isfinite(numbers) & (np.abs(numbers) > largest) & (np.abs(back) >= largest)
+    kept = (np.isnan(numbers) == np.isnan(back)) & (np.isinf(numbers) == np.isinf(back)) & ~cut
+    return bool(kept.all())
 
 
 def fitted(values: np.ndarray[Any, Any], dtype: np.dtype[Any], what: str) -> np.ndarray[Any, Any]:
@@ -126,6 +146,8 @@ def _listed(value: Sequence[Any], path: str, dtype: np.dtype[Any], dims: Sequenc
         converted = _of_same_kind(natural, dtype)
     except (OverflowError, ValueError, TypeError) as error:
         raise SchemaMismatch(f"leaf '{path}' is a list that cannot become {describe(dtype, dims)}: {error}") from None
+    if natural.dtype.kind == "f" and np.isnan(natural).any() and _holds_masked(value):
+        raise SchemaMismatch(f"leaf '{path}' is a list with masked values. Give them one: array.filled(0)")
     if converted is None:
         raise SchemaMismatch(
             f"leaf '{path}' is a list of {natural.dtype}, with values that do not fit {describe(dtype, dims)}"
@@ -133,12 +155,24 @@ def _listed(value: Sequence[Any], path: str, dtype: np.dtype[Any], dims: Sequenc
     return converted
 
 
+def _holds_masked(value: Sequence[Any]) -> bool:
+    return any(_holds_masked(one) if isinstance(one, list | tuple) else one is np.ma.masked for one in value)
+
+
 def _scalar(value: complex, path: str, dtype: np.dtype[Any] | None) -> np.ndarray[Any, Any]:
     """A Python number in the dtype of its leaf, if that can hold it: float32 takes 1.5, but not 1e300."""
     if dtype is None:
         return np.asarray(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = int(value)  # of a subclass, as in an IntEnum
+    elif isinstance(value, float):
+        value = float(value)
     try:
-        if dtype.kind in "biufc" and np.result_type(value, dtype) == dtype:
+        if dtype.isbuiltin == _OF_ML_DTYPES:
+            converted = _of_same_kind(np.asarray(value), dtype)
+            if converted is not None:
+                return converted
+        elif dtype.kind in "biufc" and np.result_type(value, dtype) == dtype:
             with np.errstate(over="ignore"):
                 array = np.asarray(value, dtype)
             if cmath.isfinite(array.item()) or not cmath.isfinite(value):

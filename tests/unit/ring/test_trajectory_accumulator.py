@@ -116,3 +116,15 @@ def test_wrong_examples_say_so():
         TrajectoryAccumulator({"empty": {}})
     with pytest.raises(InvalidArgument, match=r"different leading dimensions \[2, 3\]"):
         TrajectoryAccumulator({"step": {"a": np.zeros((2, 1)), "b": np.zeros((3, 1))}})
+
+
+def test_places_that_were_not_filled_are_zeros_and_nothing_of_an_earlier_trajectory():
+    acc = TrajectoryAccumulator({"s": {"r": np.zeros((3, 1))}, "l": {"v": np.zeros(()), "w": np.zeros(2)}})
+    for number in (1.0, 2.0, 3.0):
+        acc.add("s", {"r": [number]})
+    acc.add("l", {"v": 0.5, "w": [1, 2]})
+    acc.build()
+    acc.add("s", {"r": [7.0]})
+    built = acc.build()
+    assert built["s"]["r"].tolist() == [[7], [0], [0]]
+    assert built["l"]["v"] == 0 and built["l"]["w"].tolist() == [0, 0]

@@ -3,6 +3,8 @@
 import dataclasses
 import pickle
 import threading
+import warnings
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -534,3 +536,44 @@ def test_a_released_sample_gives_no_tensors(torch):
         for ask in (sample.torch, sample.jax, sample.tensordict):
             with pytest.raises(rollway.InvalidArgument, match="was released"):
                 ask()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wrong"),
+    [
+        ("int4", [100, 1.5, -9]),
+        ("uint4", [100, -2]),
+        ("int2", [9]),
+        ("float4_e2m1fn", [100.0, np.inf, np.nan]),
+        ("float6_e2m3fn", [100.0, np.nan]),
+        ("float8_e4m3fn", [np.inf, 1e9]),
+        ("bfloat16", [1e300]),
+    ],
+)
+def test_numbers_that_a_dtype_of_ml_dtypes_does_not_have_are_refused(dtype, wrong):
+    own = np.dtype(getattr(pytest.importorskip("ml_dtypes"), dtype))
+    for value in wrong:
+        for shape, form in (((2,), [value, 1]), ((), np.float64(value)), ((), value)):
+            with pytest.raises(rollway.SchemaMismatch, match="'x'"):
+                sent({"x": np.zeros(shape, own)}, {"x": form})
+    for one in (1, 1.0, True) if dtype.startswith(("float", "bfloat")) else (1, True):
+        assert float(sent({"x": np.zeros((), own)}, {"x": one})["x"][0]) == 1
+        assert sent({"x": np.zeros(2, own)}, {"x": [one, one]})["x"].astype(float).tolist() == [[1, 1]]
+
+
+def test_subclasses_of_numbers_are_numbers():
+    class Phase(IntEnum):
+        SECOND = 2
+
+    class Metres(float):
+        pass
+
+    example = {"small": np.int32(0), "real": np.float32(0), "far": np.float32(0)}
+    batch = sent(example, {"small": Phase.SECOND, "real": Phase.SECOND, "far": Metres(1.5)})
+    assert [batch[name].tolist() for name in example] == [[2], [2], [1.5]]
+
+
+def test_masked_values_in_a_list_are_refused():
+    with pytest.raises(rollway.SchemaMismatch, match="'x' is a list with masked values"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        sent({"x": np.zeros((1, 2), np.float32)}, {"x": [[np.ma.masked, 1]]})
