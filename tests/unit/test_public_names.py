@@ -97,6 +97,7 @@ def test_every_error_has_at_most_one_of_the_five_parents():
     without = {error.__name__ for error, parents in of.items() if not parents}
     assert without == {
         "RollwayError",
+        "DeviceFailed",
         "WaitTimeout",
         "BufferEmpty",
         "NothingPublished",
@@ -114,6 +115,7 @@ def test_every_error_has_at_most_one_of_the_five_parents():
         (errors.ConnectionClosedError, ConnectionError),
         (errors.PeerDied, ConnectionError),
         (errors.CollectorError, RuntimeError),
+        (errors.DeviceFailed, RuntimeError),
         (errors.WaitTimeout, TimeoutError),
         (errors.LearnerUnreachable, ConnectionError),
         (errors.ProtocolMismatch, ConnectionError),
