@@ -685,7 +685,9 @@ def test_a_server_without_a_name_is_not_looked_for():
 def test_pinning_without_a_gpu_is_a_clear_error_and_leaves_nothing(name):
     if Path("/dev/nvidiactl").exists():
         pytest.skip("there is a GPU here: scripts/check_cuda.py checks pinning on it")
-    with pytest.raises(rollway.errors.DeviceFailed, match=r"cannot be page-locked for CUDA: (it needs the NVIDIA driver|.* failed)"):
+    with pytest.raises(
+        rollway.errors.DeviceFailed, match=r"cannot be page-locked for CUDA: (it needs the NVIDIA driver|.* failed)"
+    ):
         rollway.Server(ONE, 1, rollway.ShmTransport(name), pin_host_memory=True)
 
 
