@@ -50,8 +50,8 @@ mod owned;
 mod peers;
 mod serial;
 
-pub use learner::LearnerSeat;
 pub use account::{Activity, RemoteCounts, Times, Waits};
+pub use learner::LearnerSeat;
 pub use lease::{Census, DelegatedLease, Owner, Role, Seat};
 pub use mapping::{PREFIX, Segment, Spec, directory};
 pub use owned::Owned;
