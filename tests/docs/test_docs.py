@@ -224,6 +224,13 @@ def test_batches_become_arrays_as_the_page_on_jax_says(block, capsys):
     assert capsys.readouterr().out == "4.0\n"
 
 
+def test_a_run_is_observed_as_its_page_says(capsys, name):
+    execute("docs/observe.md", 0, {'"observed"': repr(name)})
+    culprit, nans, *participants = capsys.readouterr().out.splitlines()
+    assert (culprit, nans) == ("nobody", "1")
+    assert [line.partition(" Shares(")[0] for line in participants] == ["learner", "own producer"]
+
+
 def test_every_block_is_run():
     found = {str(document.relative_to(ROOT)): len(blocks(document)) for document in DOCUMENTS}
     run_above = {
@@ -235,6 +242,7 @@ def test_every_block_is_run():
         "docs/training.md": 1,
         "docs/torch.md": 3,
         "docs/jax.md": 2,
+        "docs/observe.md": 1,
     }
     assert {document: count for document, count in found.items() if count} == run_above
 
@@ -259,7 +267,7 @@ def nouns():
 
 def test_the_nouns_lie_where_the_architecture_says():
     found = nouns()
-    assert len(found) == 8
+    assert len(found) == 9
     for noun, cells in found.items():
         for tree, cell in zip(("crates/core/src", "crates/py/src", "python/rollway"), cells, strict=False):
             folder = noun if cell in ("●", "") else cell

@@ -37,7 +37,7 @@ def overwrite(path, offset, form, value):
 def test_another_layout_version_is_refused(ring, name):
     before = overwrite(ring, VERSION_OFFSET, "I", 99)
     with pytest.raises(
-        rollway.errors.LayoutMismatch, match=r"has layout version 99, this build reads 4\. Use the same rollway"
+        rollway.errors.LayoutMismatch, match=r"has layout version 99, this build reads 5\. Use the same rollway"
     ):
         rollway.ShmClient(name, EXAMPLE)
     overwrite(ring, VERSION_OFFSET, "I", int.from_bytes(before, "little"))
@@ -182,7 +182,7 @@ def test_damaged_words_are_an_error_and_never_a_crash(ring, name):
     rng = np.random.default_rng(0)
     size = ring.stat().st_size
     with rollway.ShmClient(name, EXAMPLE) as client:
-        body = 4096 + 1024 * 64
+        body = 4096 + 1024 * 128
         for _ in range(200):
             overwrite(
                 ring, int(rng.integers(body // 8, size // 8)) * 8, "Q", int(rng.integers(0, 2**64, dtype=np.uint64))

@@ -16,9 +16,12 @@
 //! | [`weights`] | whole versions of many leaves, from one writer to any number of readers |
 //! | [`replay`] | rows of one size, overwritten when it is full, sampled at random |
 //! | [`vector_env`] | environments in worker processes, stepped by one caller |
+//! | [`inspect`] | a look at a segment from outside, read-only |
 //! | [`net`] | samples from other hosts, over TCP, straight into the ring |
 
 pub mod error;
+#[cfg(not(loom))]
+pub mod inspect;
 #[cfg(not(loom))]
 pub mod net;
 pub mod policies;

@@ -58,7 +58,7 @@ impl<C: CoreConsumer> ConsumerView<C> {
 }
 
 /// `consumer_methods!(Class, Core)`: gives the class of a learner's handle `close`, `abandon`, `closed`, `name`, `resumed`, `found`,
-/// `producers` and `_eventfd_waiter`. The class has the fields `view`, a [`ConsumerView`], and `name`. It expands to a block of `#[pymethods]` in
+/// `producers`, `describe_producers` and `_eventfd_waiter`. The class has the fields `view`, a [`ConsumerView`], and `name`. It expands to a block of `#[pymethods]` in
 /// which each method asks the view.
 macro_rules! consumer_methods {
     ($Class:ident, $Core:ident) => {
@@ -105,6 +105,13 @@ macro_rules! consumer_methods {
             /// another learner lives.
             fn found(&self, py: Python<'_>) -> PyResult<Option<(usize, f64)>> {
                 Ok(self.core(py)?.found().map(|(committed, age)| (committed, age.as_secs_f64())))
+            }
+
+            /// What the producers are doing, in words; empty when there are none.
+            fn describe_producers(&self, py: Python<'_>) -> PyResult<String> {
+                let segment = self.core(py)?;
+                let segment = segment.target().segment();
+                Ok(py.detach(|| segment.describe(rollway_core::segment::Role::Producer)))
             }
 
             /// Living producers, here and at the other end of connections, and the pids of those that died without closing.

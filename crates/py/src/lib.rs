@@ -3,6 +3,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | `ring`, `records`, `weights`, `replay`, `vector_env`, `net`, `segment` | the classes of each, one file per class |
+//! | `inspect` | a segment that is looked at from outside |
 //! | `convert` | from Python values to bytes and numbers, and back |
 //! | `device` | copies to and from GPUs |
 //! | `sends`, `consumer_view` | what the handles that send have in common, and those of learners |
@@ -16,6 +17,7 @@ mod device;
 mod errors;
 mod eventfd_waiter;
 mod gil;
+mod inspect;
 mod net;
 mod records;
 mod replay;
@@ -47,6 +49,8 @@ mod _core {
     use super::device::uploads::{Upload, Uploads};
     #[pymodule_export]
     use super::eventfd_waiter::EventfdWaiter;
+    #[pymodule_export]
+    use super::inspect::inspection::Inspection;
     #[pymodule_export]
     use super::net::connection::TcpConnection;
     #[pymodule_export]

@@ -7,6 +7,9 @@ sentence in place of a traceback, and spawned workers start fast.
 app.py        the commands and their options
 listing.py    `rollway ls`, `rollway gc`
 doctor.py     `rollway doctor`
+top.py        `rollway top`
+why.py        `rollway why`
+peek.py       `rollway peek`
 demo/         `rollway demo`
 train/        `rollway train`
 play.py       `rollway play`

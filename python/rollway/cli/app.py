@@ -95,6 +95,48 @@ def doctor(json: Json = False) -> None:
     raise typer.Exit(doctor_command.show(as_json=json))
 
 
+@app.command()
+def top(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Segments; all if none is given.")
+    ] = None,
+    interval: Annotated[float, typer.Option(min=0.05, max=60, help="Seconds from look to look.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame, and end.")] = False,
+    json: Json = False,
+) -> None:
+    """Watch segments live: rates, fill, who waits for whom. It only reads, also when the processes hang."""
+    from rollway.cli import top as top_command
+
+    raise typer.Exit(top_command.show(names or [], interval, once=once, as_json=json))
+
+
+@app.command()
+def why(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Segments; all if none is given.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.01, max=600, help="How long to look.")] = 2.0,
+    json: Json = False,
+) -> None:
+    """Say who is the bottleneck of a segment, and for how long, in three lines. It only reads."""
+    from rollway.cli import why as why_command
+
+    why_command.show(names or [], seconds, as_json=json)
+
+
+@app.command()
+def peek(
+    name: Annotated[str, typer.Argument(help="A segment with samples, records, rows or weights.")],
+    count: Annotated[int, typer.Option("-n", min=1, max=10_000, help="How many.")] = 3,
+    seconds: Annotated[float, typer.Option(min=0, max=600, help="How long to look for one, if there is none.")] = 1.0,
+    json: Json = False,
+) -> None:
+    """Show the newest samples, records, rows or weights without consuming them: ranges, NaNs, histograms, metadata."""
+    from rollway.cli import peek as peek_command
+
+    peek_command.show(name, count, seconds, as_json=json)
+
+
 # Options of `rollway train` have no default here: what is not given is as in the run that is resumed.
 Env = Annotated[str | None, typer.Option(help="A Gymnasium environment.")]
 Wrapper = Annotated[

@@ -22,6 +22,15 @@ def _only_grow(**sentences: str) -> dict[str, Number]:
     return {key: Number(sentence, True) for key, sentence in sentences.items()}
 
 
+_WAITS = _may_fall(
+    producers_waiting="Attached workers that wait for room now.",
+    producers_wait_ns="Nanoseconds that the attached workers have waited for room.",
+    producers_copy_ns="Nanoseconds that the attached workers have copied; estimated, as not every copy is timed.",
+    learners_waiting="Attached learners that wait for data now.",
+    learners_wait_ns="Nanoseconds that the attached learners have waited for data.",
+    learners_hold_ns="Nanoseconds that the attached learners had data in their hands, and did not wait.",
+)
+
 _RING = {
     **_may_fall(
         batch_size="Samples of a batch.",
@@ -48,6 +57,7 @@ _RING = {
         aborted="Slots, or reservations, that were given back without a commit.",
         wakeups="How often learners were notified of new samples, modulo 2**32.",
     ),
+    **_WAITS,
 }
 
 _RECORDS = {
@@ -72,6 +82,7 @@ _RECORDS = {
         recovered_reservations="Reservations that were taken back from workers that died.",
         returned_records="Records that learners gave back, or that were taken back from learners that died.",
     ),
+    **_WAITS,
 }
 
 _TCP = {

@@ -16,7 +16,7 @@ from rollway.schema.record import RecordSchema
 from rollway.transport.base import RecordIntake, RecordTransport
 from rollway.transport.earlier_run import warn_of_earlier_run
 from rollway.transport.policies import REPLACE, OnFull
-from rollway.transport.server_base import ServerBase, describe_refusals, split_transports
+from rollway.transport.server_base import ServerBase, describe_refusals, describe_waits, split_transports
 from rollway.transport.shm import ShmTransport
 from rollway.waiting.peer_watch import PeerWatch, StallCheck, producers_died
 
@@ -292,8 +292,8 @@ class RecordServer(ServerBase):
         stats = self._consumer.stats()
         raise WaitTimeout(
             f"no record within {timeout} s: {stats['reserved_records']} are being written, "
-            f"{stats['taken_records']} are held by learners; {alive} producers attached, {len(died)} died."
-            f"{self.lane_pressure()}{describe_refusals(self.refusals)}"
+            f"{stats['taken_records']} are held by learners; {alive} producers attached, {len(died)} died"
+            f"{describe_waits(self._consumer)}.{self.lane_pressure()}{describe_refusals(self.refusals)}"
         )
 
 

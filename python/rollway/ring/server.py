@@ -19,7 +19,7 @@ from rollway.schema.pytree import Schema, explained
 from rollway.transport.base import Intake, Transport
 from rollway.transport.earlier_run import warn_of_earlier_run
 from rollway.transport.policies import REPLACE, OnFull
-from rollway.transport.server_base import ServerBase, describe_refusals, split_transports
+from rollway.transport.server_base import ServerBase, describe_refusals, describe_waits, split_transports
 from rollway.transport.shm import ShmTransport
 from rollway.waiting.peer_watch import PeerWatch, StallCheck, producers_died
 
@@ -270,8 +270,8 @@ class Server(ServerBase):
         writers = ", ".join(f"pid {pid} ({slots})" for pid, slots in self._consumer.writers()) or "no process"
         raise WaitTimeout(
             f"no whole batch of {self._batch_size} within {timeout} s: {ready} samples are committed, "
-            f"slots are being written by {writers}; {alive} producers attached, {len(died)} died."
-            f"{describe_refusals(self.refusals)} {advice}"
+            f"slots are being written by {writers}; {alive} producers attached, {len(died)} died"
+            f"{describe_waits(self._consumer)}.{describe_refusals(self.refusals)} {advice}"
         )
 
 

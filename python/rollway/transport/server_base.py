@@ -165,6 +165,15 @@ def describe_refusals(refusals: Sequence[str]) -> str:
     return "".join(f" Last refused worker: {refusal.rstrip('.')}." for refusal in refusals)
 
 
+def describe_waits(consumer: ConsumerHandle) -> str:
+    """What the attached workers are doing, as the end of a sentence; empty when there are none."""
+    try:
+        described = consumer.describe_producers()
+    except ConnectionClosedError:  # another thread has closed it meanwhile
+        return ""
+    return f" ({described})" if described else ""
+
+
 def close_all(closers: list[Callable[[], None]]) -> None:
     """Runs every closer, also after one that fails, and raises the first failure."""
     failure: BaseException | None = None

@@ -135,9 +135,9 @@ class Structure:
         """All of it. ``memory`` is as it was made: nothing is flipped yet."""
         (seats,) = struct.unpack_from("I", memory, 28)
         (schema,) = struct.unpack_from("Q", memory, 40)
-        text = PAGE + seats * 64
+        text = PAGE + seats * 128
         head = [Region("header", 0, 64, 2), Region("geometry word", 64, 192, 2, 8)]
-        lines = [Region("seat", PAGE, text, 2, 64)]
+        lines = [Region("seat", PAGE, text, 2, 128)]
         if schema:
             lines.append(Region("schema text", text, text + schema, 2))
         return [*head, *lines, *self.body(rounded(text + schema, PAGE))]

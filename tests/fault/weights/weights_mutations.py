@@ -165,7 +165,7 @@ class Attaching:
         with make("original"):
             self.image = (directory / "rollway.original").read_bytes()
         seats, schema_bytes = struct.unpack_from("I", self.image, 28)[0], struct.unpack_from("Q", self.image, 40)[0]
-        self.text_at = 4096 + seats * 64
+        self.text_at = 4096 + seats * 128
         self.body_at = -(-(self.text_at + schema_bytes) // 4096) * 4096
         self.sizes_at = self.body_at + 256 + seats * 64
         sizes = struct.unpack_from("3Q", self.image, self.sizes_at)
@@ -203,7 +203,7 @@ class Mirroring:
         endpoint = self.learner.serve(rollway.TcpTransport(token=TOKEN))
         image = (directory / "rollway.learner").read_bytes()
         seats, schema_bytes = struct.unpack_from("I", image, 28)[0], struct.unpack_from("Q", image, 40)[0]
-        text = image[4096 + seats * 64 :][:schema_bytes]
+        text = image[4096 + seats * 128 :][:schema_bytes]
         self.target = Target(text, (40, 8, 1024))
         self.proxy = Proxy(endpoint.port, text)
 

@@ -14,10 +14,12 @@ import rollway
 name = sys.argv[1]
 
 def replaces(old, new):
-    "Writes over the first word that is ``old``; false when there is none."
+    "Writes over the first word of the body that is ``old``; false when there is none."
     path = Path(rollway._core.shm_directory()) / f"rollway.{name}"
     with path.open("r+b") as file:
-        at = file.read().find(struct.pack("<Q", old))
+        memory = file.read()
+        (seats,), (schema,) = struct.unpack_from("<I", memory, 28), struct.unpack_from("<Q", memory, 40)
+        at = memory.find(struct.pack("<Q", old), -(-(4096 + seats * 128 + schema) // 4096) * 4096)
         file.seek(max(at, 0))
         return at >= 0 and at % 8 == 0 and file.write(struct.pack("<Q", new)) == 8
 

@@ -4,7 +4,7 @@ use super::protocol::{Stamp, Taken, TakenRecord};
 use super::recovery::{self, RecoveredSeats};
 use super::{Deadline, IfExists, Records, RecordsSpec};
 use crate::error::{Damage, Error, Result};
-use crate::segment::{Census, LearnerSeat, Owner, PeerWatch, Role, catalog};
+use crate::segment::{Activity, Census, LearnerSeat, Owner, PeerWatch, Role, catalog};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::prefetch::prefetch;
 use crate::sys::sync::{AtomicUsize, Ordering};
@@ -92,6 +92,7 @@ impl Consumer {
     #[inline]
     pub fn take<C: Deref<Target = Consumer>>(this: C, deadline: Deadline) -> Result<Option<Record<C>>> {
         let taken = this.take_raw(deadline)?;
+        this.seat.holds(taken.is_some() as usize);
         Ok(taken.map(|taken| Record { consumer: this, taken: Some(taken) }))
     }
 
@@ -114,6 +115,7 @@ impl Consumer {
             // Damage ends it here; the next call that meets it says so.
             taken.extend(this.try_take_many(owner, max - 1).unwrap_or_default());
         }
+        this.seat.holds(taken.len());
         Ok(taken.into_iter().map(|taken| Record { consumer: this.clone(), taken: Some(taken) }).collect())
     }
 
@@ -182,7 +184,9 @@ impl Consumer {
             return Ok(Some(taken));
         }
         let started = Instant::now();
+        let waiting = self.seat.waits(Activity::WaitData);
         let taken = self.wait_for_record(owner, deadline)?;
+        drop(waiting);
         self.records.protocol().control.wait.record(started.elapsed().as_nanos() as u64);
         Ok(Some(taken))
     }
@@ -239,6 +243,7 @@ impl Consumer {
             super::poll_liveness(&self.recovered, &self.records, &self.seat);
             Ok(())
         };
+        let _waiting = self.seat.waits(Activity::WaitData);
         Ok(wait_for(readable, || readable.announce(), deadline, look, check)?.is_some())
     }
 
@@ -358,7 +363,9 @@ impl<C: Deref<Target = Consumer>> Record<C> {
 
     /// `None` in a forked child: the record is its parent's.
     fn take_if_ours(&mut self) -> Option<Taken> {
-        self.taken.take().filter(|taken| self.consumer.seat.owner() == Some(taken.owner))
+        let taken = self.taken.take().filter(|taken| self.consumer.seat.owner() == Some(taken.owner))?;
+        self.consumer.seat.let_go(1);
+        Some(taken)
     }
 }
 

@@ -97,6 +97,11 @@ impl Records {
     fn open(name: &str, schema: Option<&[u8]>) -> Result<Records> {
         let segment = Segment::open(name, Some(KIND))?;
         segment.check_schema(schema)?;
+        Records::over(segment)
+    }
+
+    /// What lies in a segment, checked against its header. It changes nothing.
+    pub(crate) fn over(segment: Segment) -> Result<Records> {
         let [lanes, descriptors, lane_bytes, ..] = segment.header().geometry.map(|word| word as usize);
         let geometry =
             Geometry::new(lanes, descriptors, lane_bytes).map_err(|error| segment.bad_geometry(error))?;
@@ -170,6 +175,10 @@ impl Records {
 
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
+    }
+
+    pub fn on_full(&self) -> OnFull {
+        self.on_full
     }
 
     pub fn segment(&self) -> &Arc<Segment> {

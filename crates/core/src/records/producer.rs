@@ -7,7 +7,7 @@ use super::recovery::RecoveredSeats;
 use super::{Deadline, OnFull, ProducerSpec, Records};
 use crate::error::{Error, Result};
 use crate::segment::header::PAGE;
-use crate::segment::{Census, Owner, PeerWatch, Role, Seat};
+use crate::segment::{Activity, Census, Owner, PeerWatch, Role, Seat};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::fork;
 use crate::sys::sync::{AtomicU64, Ordering, Point, crash_point};
@@ -147,7 +147,12 @@ impl Producer {
 
     /// Sits down beside others on open records, and takes a lane.
     pub fn attach_to(records: Arc<Records>, spec: ProducerSpec) -> Result<Producer> {
-        let seat = Seat::take(records.segment().clone(), Role::Producer, |seat| records.sweep(seat))?;
+        Producer::attach_as(Role::Producer, records, spec)
+    }
+
+    /// As [`attach_to`](Self::attach_to). `role`: [`Role::Producer`], or [`Role::Network`] for what remote workers send.
+    pub fn attach_as(role: Role, records: Arc<Records>, spec: ProducerSpec) -> Result<Producer> {
+        let seat = Seat::take(records.segment().clone(), role, |seat| records.sweep(seat))?;
         let owner = seat.owner().expect("we have just sat down, in this process");
         let process_lane = ProcessLane::begin(&records, &seat, owner, spec.producer_id)?;
         Ok(Producer {
@@ -165,6 +170,10 @@ impl Producer {
 
     pub fn records(&self) -> &Arc<Records> {
         &self.records
+    }
+
+    pub fn seat(&self) -> &Seat {
+        &self.seat
     }
 
     /// Living consumers, and the pids of those that died without closing.
@@ -441,6 +450,7 @@ impl Producer {
             self.poll_liveness();
             self.check_learners(&mut peer_watch)
         };
+        let _waiting = self.seat.waits(Activity::WaitRoom);
         wait_for(&lane.line.room, || lane.announce_sleep(), deadline, reserve, check)?
             .ok_or_else(|| self.refusal_or(process_lane, Error::Timeout))
     }
@@ -468,6 +478,7 @@ impl Producer {
             self.poll_liveness();
             Ok(())
         };
+        let _waiting = self.seat.waits(Activity::WaitRoom);
         Ok(wait_for(&lane.line.room, || lane.announce_sleep(), deadline, look, check)?.is_some())
     }
 
@@ -495,8 +506,14 @@ impl Producer {
         let (producer_id, sequence) = label.origin.unwrap_or_else(next);
         let stamp = Stamp { version: label.version, kind: label.kind, producer_id, sequence };
         let (start, bytes, committed_ns) = (room.start as u64, used as u64, monotonic_ns());
+        self.seat.record().account.note_commit(1, committed_ns, label.version);
         lane.commit(room.claim, &Entry { start, bytes, stamp, committed_ns });
         self.done(process_lane);
+    }
+
+    /// Adds a copy that took `ns`, and stands for `of` copies like it, to the time that this producer copies.
+    pub fn note_copy(&self, ns: u64, of: u64, bytes: usize) {
+        self.seat.record().account.note_copy(ns, of, bytes);
     }
 
     fn abort(&self, process_lane: &ProcessLane, room: Room) {

@@ -7,8 +7,10 @@ use super::Table;
 use super::layout::{Geometry, LINE, Tally};
 use super::protocol::{Claim, ClaimedRows};
 use crate::error::{Error, Result};
+use crate::segment::Activity;
 use crate::segment::header::PAGE;
 use crate::segment::lease::LivenessMemo;
+use crate::sys::clock::monotonic_ns;
 use crate::sys::opaque_copy::{can_stream_lines, copy_field, stream_fence, stream_lines};
 use crate::sys::prefetch::prefetch_to_write;
 use crate::sys::signals;
@@ -92,7 +94,7 @@ impl Table {
         let is_dead = |owner| !self.seat.is_alive(owner);
         let mut memo = LivenessMemo::of(&is_dead);
         let piece = PIECE.min(self.mapped.geometry.capacity.div_ceil(4));
-        let mut passed = 0;
+        let (mut passed, before) = (0, *done);
         while *done < count {
             let mut positions = protocol.promise(piece.min(count - *done));
             while let Some(claim) = protocol.claim(owner, positions.clone(), |other| memo.is_dead(other)) {
@@ -112,7 +114,7 @@ impl Table {
             }
             if passed >= self.mapped.geometry.capacity {
                 // A whole lap without a row: living adders are writing all of them.
-                let room = self.wait(deadline, || {
+                let room = self.wait(Activity::WaitRoom, deadline, || {
                     memo = LivenessMemo::of(&is_dead);
                     let room = protocol.has_room(|other| memo.is_dead(other));
                     room.map(|room| room.then_some(())).map_err(|damage| self.damaged(damage))
@@ -121,6 +123,7 @@ impl Table {
                 passed = 0;
             }
         }
+        self.seat.record().account.note_commit(*done - before, monotonic_ns(), 0);
         Ok(())
     }
 

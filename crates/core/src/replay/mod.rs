@@ -23,7 +23,7 @@ pub mod recovery;
 use crate::error::{Damage, Error, Result};
 use crate::policies::IfExists;
 use crate::schema;
-use crate::segment::{Owner, Role, Seat, Segment, Spec, catalog};
+use crate::segment::{Activity, Owner, Role, Seat, Segment, Spec, catalog};
 use crate::sys::fork::generation;
 use crate::sys::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::sys::wait::{Deadline, wait_for};
@@ -97,7 +97,7 @@ impl Table {
         let seat = match role {
             // The last learner to leave takes the name away; no other comes in between.
             Role::Consumer => Seat::take_with_join_lock(segment, role)?,
-            Role::Producer | Role::OwnProducer => Seat::take(segment, role, |seat| mapped.sweep(seat))?,
+            _ => Seat::take(segment, role, |seat| mapped.sweep(seat))?,
         };
         let (left, generation) = (AtomicBool::new(false), generation());
         let table = Table { mapped, seat, role, resumed, left, generation };
@@ -115,7 +115,7 @@ impl Table {
         }
         let last = match self.role {
             Role::Consumer => self.seat.leave_and_unlink(|| self.shut_down()),
-            Role::Producer | Role::OwnProducer => Ok(false),
+            _ => Ok(false),
         };
         if !matches!(last, Ok(true)) {
             // A thread that announced itself before this wakes; one that does so later sees the flag (SYNC event.ticket).
@@ -202,8 +202,7 @@ impl Table {
     }
 
     fn tallies(&self) -> &[Tally] {
-        // SAFETY: the offset was derived from checked counts; tallies are atomics inside the mapping, aligned to 64.
-        unsafe { self.segment().words(self.geometry().tallies_offset, self.geometry().seats) }
+        self.mapped.tallies()
     }
 
     /// Where a row lies.
@@ -232,16 +231,23 @@ impl Table {
 
     /// Waits until there are `rows` rows. False when the time is over; [`Error::Closed`] when no learner is left.
     pub fn wait_for_rows(&self, rows: usize, deadline: Deadline) -> Result<bool> {
-        self.wait(deadline, || Ok((self.rows() >= rows).then_some(()))).map(|there| there.is_some())
+        let look = || Ok((self.rows() >= rows).then_some(()));
+        self.wait(Activity::WaitData, deadline, look).map(|there| there.is_some())
     }
 
     /// Sleeps until `look` finds something.
-    fn wait<T>(&self, deadline: Deadline, mut look: impl FnMut() -> Result<Option<T>>) -> Result<Option<T>> {
+    fn wait<T>(
+        &self,
+        activity: Activity,
+        deadline: Deadline,
+        mut look: impl FnMut() -> Result<Option<T>>,
+    ) -> Result<Option<T>> {
         let changed = &self.protocol().control.changed;
         let look = || match look()? {
             None if self.is_closed() || self.left.load(Ordering::Relaxed) => Err(Error::Closed),
             found => Ok(found),
         };
+        let _waiting = self.seat.waits(activity);
         wait_for(changed, || changed.announce(), deadline, look, || Ok(()))
     }
 
@@ -275,6 +281,25 @@ impl Table {
 
     /// Adds up the tallies.
     pub fn totals(&self) -> Totals {
+        self.mapped.totals()
+    }
+}
+
+/// A mapped table, before a participant sits down in it.
+#[derive(Debug)]
+pub(crate) struct MappedTable {
+    pub(crate) segment: Arc<Segment>,
+    pub(crate) geometry: Geometry,
+}
+
+impl MappedTable {
+    pub(crate) fn tallies(&self) -> &[Tally] {
+        // SAFETY: the offset was derived from checked counts; tallies are atomics inside the mapping, aligned to 64.
+        unsafe { self.segment.words(self.geometry.tallies_offset, self.geometry.seats) }
+    }
+
+    /// Adds up the tallies.
+    pub(crate) fn totals(&self) -> Totals {
         let sum = |which: fn(&Tally) -> &AtomicU64| {
             self.tallies().iter().map(|tally| which(tally).load(Ordering::Relaxed)).fold(0, u64::wrapping_add)
         };
@@ -287,16 +312,7 @@ impl Table {
             redrawn: sum(|tally| &tally.redrawn),
         }
     }
-}
 
-/// A mapped table, before a participant sits down in it.
-#[derive(Debug)]
-struct MappedTable {
-    segment: Arc<Segment>,
-    geometry: Geometry,
-}
-
-impl MappedTable {
     fn create(spec: &TableSpec<'_>) -> Result<MappedTable> {
         let bad = |what: String| Error::BadSchema { what };
         let leaves = schema::columns(spec.schema).map_err(|invalid| bad(invalid.to_string()))?;
@@ -326,11 +342,22 @@ impl MappedTable {
         if !leaves.iter().map(|leaf| leaf.bytes).eq(fields.iter().map(|field| field.bytes)) {
             return Err(segment.damaged(Damage("its fields do not have the sizes that its schema says")));
         }
+        let table = Self::over(segment, row_bytes, fields)?;
+        table.segment.check_geometry(&table.geometry.words(), table.geometry.body_bytes)?;
+        table.segment.populate();
+        Ok(table)
+    }
+
+    /// What lies in a segment, checked against its size. It changes nothing.
+    pub(crate) fn over(segment: Segment, row_bytes: usize, fields: &[Field]) -> Result<MappedTable> {
         let capacity = segment.header().geometry[0] as usize;
         let geometry = Geometry::new(capacity, row_bytes, fields, segment.seats().len())
             .map_err(|error| segment.bad_geometry(error))?;
-        segment.check_geometry(&geometry.words(), geometry.body_bytes)?;
-        segment.populate();
+        if geometry.body_bytes as u64 != segment.header().body_bytes {
+            return Err(
+                segment.damaged(Damage("the geometry in its header does not fit its schema or its size"))
+            );
+        }
         Ok(MappedTable { segment: Arc::new(segment), geometry })
     }
 
@@ -342,7 +369,7 @@ impl MappedTable {
     }
 
     #[inline]
-    fn protocol(&self) -> Protocol<'_> {
+    pub(crate) fn protocol(&self) -> Protocol<'_> {
         // SAFETY: the geometry was checked against the body.
         unsafe { Self::protocol_in(&self.segment, &self.geometry) }
     }

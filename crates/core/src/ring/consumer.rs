@@ -4,7 +4,7 @@ use super::layout::{BatchNo, Slot, SlotWord, Stamp};
 use super::protocol::Taken;
 use super::{IfExists, Ring, RingSpec, stamp_of};
 use crate::error::{Error, Result};
-use crate::segment::{LearnerSeat, Owner, PeerWatch, Role, catalog};
+use crate::segment::{Activity, LearnerSeat, Owner, PeerWatch, Role, catalog};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::sync::{AtomicU64, Ordering, Woken};
 use crate::sys::wait::{Deadline, LivenessPoll, LivenessTicker, OrderGrace};
@@ -78,13 +78,13 @@ impl Consumer {
         at_least: Option<usize>,
     ) -> Result<Option<Batch<C>>> {
         let taken = this.take_raw(deadline, at_least)?;
-        Ok(taken.map(|taken| Batch { consumer: this, taken: Some(taken) }))
+        Ok(taken.map(|taken| Batch::of(this, taken)))
     }
 
     /// Takes a batch if there is one and it is its turn; never waits. For callers that come back soon, such as event loops.
     pub fn try_take_in_order<C: Deref<Target = Consumer>>(this: C) -> Result<Option<Batch<C>>> {
         let taken = this.try_take(this.owner()?)?;
-        Ok(taken.map(|taken| Batch { consumer: this, taken: Some(taken) }))
+        Ok(taken.map(|taken| Batch::of(this, taken)))
     }
 
     /// `None` only when `deadline` is [`Deadline::Now`] and there is nothing.
@@ -106,7 +106,9 @@ impl Consumer {
             return Ok(Some(taken));
         }
         let started = Instant::now();
+        let waiting = self.seat.waits(Activity::WaitData);
         let taken = self.wait_for_batch(owner, deadline, at_least)?;
+        drop(waiting);
         self.ring.protocol().control.wait.record(started.elapsed().as_nanos() as u64);
         Ok(Some(taken))
     }
@@ -215,6 +217,7 @@ impl Consumer {
     pub fn wait_readable(&self, deadline: Deadline) -> Result<bool> {
         let protocol = self.ring.protocol();
         let mut poll = LivenessPoll::start();
+        let _waiting = self.seat.waits(Activity::WaitData);
         loop {
             let ticket = protocol.control.readable.announce();
             let idle = protocol.aim(|batch| self.waits_for_order(batch)).map_err(|d| self.ring.damaged(d))?;
@@ -315,6 +318,13 @@ pub struct Batch<C: Deref<Target = Consumer>> {
 }
 
 impl<C: Deref<Target = Consumer>> Batch<C> {
+    fn of(consumer: C, taken: Taken) -> Batch<C> {
+        consumer.seat.holds(1);
+        let line = &consumer.ring.protocol().buffers[taken.buffer];
+        line.taken_ns.store(monotonic_ns(), Ordering::Relaxed);
+        Batch { consumer, taken: Some(taken) }
+    }
+
     fn taken(&self) -> &Taken {
         self.taken.as_ref().expect("a batch is taken until it is released")
     }
@@ -396,7 +406,9 @@ impl<C: Deref<Target = Consumer>> Batch<C> {
 
     /// `None` in a forked child: the batch is its parent's.
     fn take_if_ours(&mut self) -> Option<Taken> {
-        self.taken.take().filter(|taken| self.consumer.seat.owner() == Some(taken.owner))
+        let taken = self.taken.take().filter(|taken| self.consumer.seat.owner() == Some(taken.owner))?;
+        self.consumer.seat.let_go(1);
+        Some(taken)
     }
 }
 

@@ -4,7 +4,7 @@
 //! body ┌─────────────────────────────────────────────────────────────┐
 //!      │ Control        open, cursor, holes │ two events │ counters  │
 //!      ├─────────────────────────────────────────────────────────────┤
-//!      │ Buffer × num_buffers (64 B)   word, target, sealed          │
+//!      │ Buffer × num_buffers (64 B)   word, target, sealed, taken   │
 //!      ├─────────────────────────────────────────────────────────────┤
 //!      │ Slot × num_buffers × batch_size (32 B)   word, stamp        │
 //! page ├─────────────────────────────────────────────────────────────┤
@@ -243,6 +243,8 @@ pub struct Buffer {
     pub target: AtomicU64,
     /// The number of the last batch in this buffer that was closed early.
     pub sealed: AtomicU64,
+    /// CLOCK_MONOTONIC when it was last taken. For people.
+    pub taken_ns: AtomicU64,
 }
 
 /// What a producer writes beside its payload.

@@ -77,12 +77,18 @@ impl Ring {
     fn open(name: &str, schema: &[u8], leaf_bytes: &[usize]) -> Result<Ring> {
         let segment = Segment::open(name, Some(KIND))?;
         segment.check_schema(Some(schema))?;
+        let ring = Ring::over(segment, leaf_bytes)?;
+        ring.segment.populate();
+        Ok(ring)
+    }
+
+    /// What lies in a segment, checked against its header. It changes nothing.
+    pub(crate) fn over(segment: Segment, leaf_bytes: &[usize]) -> Result<Ring> {
         let [batch_size, num_buffers, ..] = segment.header().geometry.map(|word| word as usize);
         let geometry = Geometry::new(batch_size, num_buffers, leaf_bytes)
             .map_err(|error| segment.bad_geometry(error))?;
         let on_full = segment.policy(ON_FULL_WORD)?;
         segment.check_geometry(&geometry.words(on_full), geometry.body_bytes)?;
-        segment.populate();
         Ok(Ring { segment: Arc::new(segment), geometry, on_full })
     }
 
@@ -151,6 +157,10 @@ impl Ring {
 
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
+    }
+
+    pub fn on_full(&self) -> OnFull {
+        self.on_full
     }
 
     pub fn segment(&self) -> &Arc<Segment> {

@@ -5,7 +5,7 @@ use super::layout::{SlotWord, Stamp};
 use super::protocol::{Claim, Claimant};
 use crate::error::{Error, Result};
 pub use crate::policies::{OnFull, ProducerSpec};
-use crate::segment::{Census, Owner, PeerWatch, Role, Seat};
+use crate::segment::{Activity, Census, Owner, PeerWatch, Role, Seat};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Point, crash_point};
 use crate::sys::wait::{AdaptiveSpin, Deadline, LivenessTicker, SpinOutcome, wait_for};
@@ -58,7 +58,8 @@ impl Producer {
         Producer::attach_as(Role::Producer, ring, spec)
     }
 
-    /// As [`attach_to`](Self::attach_to). `role`: [`Role::Producer`], or [`Role::OwnProducer`] for what a learner submits itself.
+    /// As [`attach_to`](Self::attach_to). `role`: [`Role::Producer`], [`Role::OwnProducer`] for what a learner submits itself, or
+    /// [`Role::Network`] for what remote workers send.
     pub fn attach_as(role: Role, ring: Arc<Ring>, spec: ProducerSpec) -> Result<Producer> {
         let seat = Seat::take(ring.segment().clone(), role, |seat| ring.sweep(seat))?;
         Ok(Producer {
@@ -78,6 +79,10 @@ impl Producer {
 
     pub fn ring(&self) -> &Arc<Ring> {
         &self.ring
+    }
+
+    pub fn seat(&self) -> &Seat {
+        &self.seat
     }
 
     /// Living consumers, and the pids of those that died without closing.
@@ -200,6 +205,7 @@ impl Producer {
         }
         let Ok(mut spin) = self.spin.try_lock() else { return Ok(None) };
         let (protocol, owner) = (self.ring.protocol(), self.owner()?);
+        let _waiting = self.seat.waits(Activity::WaitRoom);
         loop {
             let open = protocol.control.write.open.load(Ordering::Relaxed);
             match spin.spin_until(|| protocol.may_have_room(open) || self.is_closed()) {
@@ -220,7 +226,9 @@ impl Producer {
         if deadline == Deadline::Now {
             return Err(Error::Full);
         }
+        let waiting = self.seat.waits(Activity::WaitRoom);
         let claim = self.sleep_for_room(owner, want, deadline);
+        drop(waiting);
         if !matches!(claim, Err(Error::Interrupted))
             && let Ok(mut spin) = self.spin.try_lock()
         {
@@ -291,7 +299,13 @@ impl Producer {
             // SAFETY: the slot is claimed by us, so only we read or write its stamp (I1).
             unsafe { slot.stamp.get().write(stamp) };
         }
+        self.seat.record().account.note_commit(claim.len, committed_ns, version);
         protocol.commit(claim);
+    }
+
+    /// Adds a copy that took `ns`, and stands for `of` copies like it, to the time that this producer copies.
+    pub fn note_copy(&self, ns: u64, of: u64, bytes: usize) {
+        self.seat.record().account.note_copy(ns, of, bytes);
     }
 
     /// Gives a claim back.
@@ -315,6 +329,7 @@ impl Producer {
         let writable = &self.ring.protocol().control.writable;
         let look = || Ok((self.ring.has_room() || self.is_closed()).then_some(()));
         let check = || self.ring.recover(&self.seat).map(drop);
+        let _waiting = self.seat.waits(Activity::WaitRoom);
         Ok(wait_for(writable, || writable.announce(), deadline, look, check)?.is_some())
     }
 

@@ -115,7 +115,7 @@ fn describe(name: &str) -> Option<Entry> {
         pids: Vec::new(),
         problem: Some(problem),
     };
-    let segment = match Segment::open(name, None) {
+    let segment = match Segment::open_read_only(name) {
         Ok(segment) => segment,
         Err(Error::NotFound { .. }) => return None, // Gone since the listing.
         Err(error) => return Some(unreadable(error.to_string())),

@@ -4,7 +4,7 @@
 //! 0        ┌──────────────────────────────┐
 //!          │ Header (one page)            │  written before the name exists; after that only the policy may change
 //! 4096     ├──────────────────────────────┤
-//!          │ SeatRecord × seats (64 B)    │  the participants; their proof of life is a kernel lock
+//!          │ SeatRecord × seats (128 B)   │  the participants; their proof of life is a kernel lock
 //!          ├──────────────────────────────┤
 //!          │ schema text (schema_bytes)   │  see `schema`
 //! body     ├──────────────────────────────┤  page-aligned
@@ -15,15 +15,16 @@
 //! Everything in it was written by another process, so [`Header::check`] trusts nothing: every offset is derived
 //! again from the counts and compared with the size that the kernel reports.
 
+use super::account::{Account, Remotes, Times};
 use crate::error::{Error, Result};
 use crate::schema::MAX_TEXT_BYTES;
-use crate::sys::sync::{AtomicU32, AtomicU64};
+use crate::sys::sync::{AtomicU32, AtomicU64, Ordering};
 use std::path::Path;
 
 /// The first eight bytes of a segment.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"ROLLWAY\x01");
 /// Changes whenever a byte of any layout moves, or means something else.
-pub const LAYOUT_VERSION: u32 = 4;
+pub const LAYOUT_VERSION: u32 = 5;
 /// Everything that starts on a page starts on one of this size.
 pub const PAGE: usize = 4096;
 /// Numbers for the structure in the body to describe itself with.
@@ -69,11 +70,24 @@ pub struct SeatRecord {
     pub role: AtomicU32,
     pub pid: AtomicU32,
     pub joined_unix_ns: AtomicU64,
+    /// As `joined_unix_ns`, by CLOCK_MONOTONIC.
+    pub joined_ns: AtomicU64,
     /// Claims that another producer won first.
     pub retries: AtomicU64,
+    /// The remote workers for which it sits here.
+    pub remotes: Remotes,
+    /// Where its time goes.
+    pub account: Account,
 }
 #[cfg(not(loom))]
-const _: () = assert!(size_of::<SeatRecord>() == 64); // by its alignment
+const _: () = assert!(size_of::<SeatRecord>() == 128); // by its alignment
+
+impl SeatRecord {
+    /// Where the time of its holder went.
+    pub fn times(&self, now_ns: u64) -> Times {
+        self.account.times(self.joined_ns.load(Ordering::Relaxed), now_ns)
+    }
+}
 
 /// What a seat record says about its last holder.
 pub mod seat_state {

@@ -17,11 +17,14 @@
 //!
 //! The locks that a seat takes are in the order of [`fork`](crate::sys::fork).
 
+use super::account::Activity;
 use super::header::{SeatRecord, seat_state};
 use super::mapping::{Segment, unix_ns};
 use crate::error::{Error, Result};
+use crate::sys::clock::monotonic_ns;
 use crate::sys::fork::{ForkSafeLock, LEASES, Rank, RankGuard, generation, without_fork};
-use crate::sys::sync::{AtomicBool, AtomicU64, Ordering, Point, crash_point, fence};
+use crate::sys::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering, Point, crash_point, fence};
+use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
 use std::sync::{Arc, Mutex};
 
@@ -70,6 +73,11 @@ impl Owner {
     fn life(self) -> u32 {
         self.0 & ((1 << LIFE_BITS) - 1)
     }
+
+    /// Whether it is the present, or the last, holder of its seat.
+    pub fn is_latest_of(self, record: &SeatRecord) -> bool {
+        Owner::new(self.seat(), record.life.load(Ordering::Relaxed)) == self
+    }
 }
 
 /// What a participant does in the segment.
@@ -81,6 +89,8 @@ pub enum Role {
     /// A producer of the learner itself: of what it submits, or of the weights that it made. It is a
     /// [`Producer`](Role::Producer), too, and counts as one.
     OwnProducer = 5,
+    /// A producer of the learner, too: of what remote workers send. It is a [`Producer`](Role::Producer) as well.
+    Network = 9,
 }
 
 impl Role {
@@ -267,13 +277,40 @@ pub fn count_alive(segment: &Segment) -> Result<usize> {
     Ok(seats_alive(segment)?.len())
 }
 
-/// The seats of the living participants of a segment, without sitting down.
+/// The seats of the living participants of a segment, without sitting down. The anchor holds no lock, so it sees them all.
 pub fn seats_alive(segment: &Segment) -> Result<Vec<usize>> {
-    let lease = Lease::open(segment)?;
-    if !lease.is_locked(0, super::header::MAX_SEATS) || lease.is_locked(STALE_OWNER, 1) {
+    if !is_locked(segment, 0, super::header::MAX_SEATS)? || is_locked(segment, STALE_OWNER, 1)? {
         return Ok(Vec::new()); // A stale owner has all locks, and is no participant.
     }
-    Ok((0..segment.seats().len()).filter(|&seat| lease.is_locked(seat, 1)).collect())
+    let mut alive = Vec::new();
+    for seat in 0..segment.seats().len() {
+        if is_locked(segment, seat, 1)? {
+            alive.push(seat);
+        }
+    }
+    Ok(alive)
+}
+
+/// Whether a participant lives on a seat, without sitting down. A stale owner, which has all locks, is none.
+pub(crate) fn is_seated(segment: &Segment, seat: usize) -> Result<bool> {
+    Ok(is_locked(segment, seat, 1)? && !is_locked(segment, STALE_OWNER, 1)?)
+}
+
+/// Whether one of the locks is held.
+fn is_locked(segment: &Segment, first: usize, seats: usize) -> Result<bool> {
+    let anchor = segment.anchor.as_raw_fd();
+    fcntl(anchor, libc::F_OFD_GETLK, libc::F_WRLCK, first, seats).map(|kind| kind != libc::F_UNLCK as i16)
+}
+
+/// The records of the attached participants in a role: those that have not left, and whose lock is held.
+pub(super) fn attached(segment: &Segment, role: Role) -> Vec<&SeatRecord> {
+    let is_attached = |(seat, record): &(usize, &SeatRecord)| {
+        role.is_in(record.role.load(Ordering::Relaxed))
+            // SYNC seat.state: Acquire here, Release in `lock_seat`, `leave`, `leave_and_unlink` and `abandon`.
+            && record.state.load(Ordering::Acquire) == seat_state::JOINED
+            && is_seated(segment, *seat).unwrap_or(true)
+    };
+    segment.seats().iter().enumerate().filter(is_attached).map(|(_, record)| record).collect()
 }
 
 impl SeatRecord {
@@ -309,6 +346,60 @@ pub struct Seat {
     /// For the one thread of a forked child that sits down anew.
     rejoining: ForkSafeLock,
     abandoned: AtomicBool,
+    busy: Busy,
+}
+
+/// What the threads of this process do with a seat.
+#[derive(Debug, Default)]
+struct Busy {
+    waiting_for_data: AtomicUsize,
+    waiting_for_room: AtomicUsize,
+    /// How many batches or records they hold.
+    held: AtomicUsize,
+}
+
+impl Busy {
+    fn counter(&self, activity: Activity) -> Option<&AtomicUsize> {
+        match activity {
+            Activity::Work => None,
+            Activity::WaitData => Some(&self.waiting_for_data),
+            Activity::WaitRoom => Some(&self.waiting_for_room),
+            Activity::Hold => Some(&self.held),
+        }
+    }
+
+    /// What counts, of all that they do (A2 of [`account`](super::account)).
+    fn activity(&self) -> Activity {
+        let is_busy = |&activity: &Activity| {
+            self.counter(activity).is_some_and(|counter| counter.load(Ordering::Relaxed) > 0)
+        };
+        let order = [Activity::WaitData, Activity::WaitRoom, Activity::Hold];
+        order.into_iter().find(is_busy).unwrap_or(Activity::Work)
+    }
+
+    /// For a forked child, which has none of its parent's threads.
+    fn reset(&self) {
+        for counter in [&self.waiting_for_data, &self.waiting_for_room, &self.held] {
+            counter.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+/// As long as it lives, its thread waits.
+#[derive(Debug)]
+pub struct Waiting<'a> {
+    seat: &'a Seat,
+    activity: Activity,
+    owner: Option<Owner>,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        // A forked child has begun anew.
+        if self.owner.is_some() && self.seat.owner() == self.owner {
+            self.seat.end(self.activity, 1);
+        }
+    }
 }
 
 impl Seat {
@@ -318,7 +409,7 @@ impl Seat {
         let badge = AtomicU64::new((lease.generation as u64) << 32 | owner.bits());
         let (lease, rejoining, abandoned) =
             (Mutex::new(lease), ForkSafeLock::default(), AtomicBool::new(false));
-        Ok(Seat { segment, role, badge, lease, rejoining, abandoned })
+        Ok(Seat { segment, role, badge, lease, rejoining, abandoned, busy: Busy::default() })
     }
 
     fn lock_seat(segment: &Segment, role: Role, sweep: impl Fn(usize)) -> Result<(Lease, Owner)> {
@@ -348,6 +439,10 @@ impl Seat {
         record.pid.store(std::process::id(), Ordering::Relaxed);
         record.joined_unix_ns.store(unix_ns(), Ordering::Relaxed);
         record.retries.store(0, Ordering::Relaxed);
+        let now = monotonic_ns();
+        record.joined_ns.store(now, Ordering::Relaxed);
+        record.account.begin(now);
+        record.remotes.begin();
         // SYNC seat.state: Release here, Acquire in `is_left` and `members`.
         record.state.store(seat_state::JOINED, Ordering::Release);
         Ok((lease, Owner::new(index, life)))
@@ -385,11 +480,78 @@ impl Seat {
         let (fresh, owner) = Self::lock_seat(&self.segment, role, sweep)?;
         let badge = (fresh.generation as u64) << 32 | owner.bits();
         // What it replaces is a lease of the parent, which the fork handler has closed: to drop it takes no lock.
+        self.busy.reset();
         self.with_lease(|lease| {
             self.badge.store(badge, Ordering::Relaxed);
             *lease = fresh;
         });
         Ok(owner)
+    }
+
+    /// A remote worker has connected to what sits here.
+    pub fn note_connected(&self) {
+        if self.owner().is_some() {
+            self.record().remotes.connected.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Its connection has ended. `lost`: without a goodbye, and from where it came.
+    pub fn note_disconnected(&self, lost: Option<SocketAddr>) {
+        if self.owner().is_some() {
+            self.record().remotes.note_disconnected(lost, monotonic_ns());
+        }
+    }
+
+    /// This thread waits, for data or for room, until what this gives is dropped.
+    pub fn waits(&self, activity: Activity) -> Waiting<'_> {
+        let owner = self.owner();
+        if owner.is_some() {
+            self.begin(activity, 1);
+        }
+        Waiting { seat: self, activity, owner }
+    }
+
+    /// Counts what this process has taken. The caller owns it.
+    #[inline]
+    pub fn holds(&self, count: usize) {
+        if count > 0 {
+            self.begin(Activity::Hold, count);
+        }
+    }
+
+    /// Counts what it has given back. The caller owned it.
+    #[inline]
+    pub fn let_go(&self, count: usize) {
+        self.end(Activity::Hold, count);
+    }
+
+    /// For callers that cannot keep a [`Waiting`].
+    #[inline]
+    pub(crate) fn begin(&self, activity: Activity, count: usize) {
+        let Some(counter) = self.busy.counter(activity) else { return };
+        if counter.fetch_add(count, Ordering::Relaxed) == 0 {
+            self.account_for();
+        }
+    }
+
+    #[inline]
+    pub(crate) fn end(&self, activity: Activity, count: usize) {
+        let Some(counter) = self.busy.counter(activity) else { return };
+        if counter.fetch_sub(count, Ordering::Relaxed) == count {
+            self.account_for();
+        }
+    }
+
+    /// Brings our account up to date with what our threads do. Another thread may change that meanwhile: then we look again.
+    fn account_for(&self) {
+        let account = &self.record().account;
+        loop {
+            let activity = self.busy.activity();
+            if account.activity() == activity {
+                return;
+            }
+            account.switch(activity, monotonic_ns());
+        }
     }
 
     fn with_lease<T>(&self, look: impl FnOnce(&mut Lease) -> T) -> T {

@@ -121,7 +121,7 @@ impl Segment {
             auto_named: spec.auto_named as u64,
             geometry: spec.geometry,
         };
-        let mut segment = Self::map(display, spec.name.is_some(), anchor, header, extent)?;
+        let mut segment = Self::map(display, spec.name.is_some(), anchor, header, extent, WRITABLE)?;
         segment.schema = spec.schema.into();
         match spec.huge_pages {
             Some(false) => {}
@@ -190,9 +190,16 @@ impl Segment {
         }
     }
 
-    fn map(name: &str, named: bool, anchor: OwnedFd, header: Header, extent: Extent) -> Result<Segment> {
+    fn map(
+        name: &str,
+        named: bool,
+        anchor: OwnedFd,
+        header: Header,
+        extent: Extent,
+        protection: ProtFlags,
+    ) -> Result<Segment> {
         // The mapping keeps its open file alive in forked children too, so it must not be one that carries locks.
-        let base = map_aligned(&anchor, extent.total)
+        let base = map_aligned(&anchor, extent.total, protection)
             .map_err(|e| Error::io(format!("mapping segment '{name}'"), e))?;
         let base = NonNull::new(base.cast::<u8>()).expect("mmap does not return null");
         let published = AtomicBool::new(false);
@@ -232,9 +239,19 @@ impl Segment {
 
     /// Opens a named segment and checks its owner, header and sizes. `kind`: refuse any other structure.
     pub fn open(name: &str, kind: Option<u32>) -> Result<Segment> {
+        Self::open_for(name, kind, OFlags::RDWR, WRITABLE)
+    }
+
+    /// As [`open`](Self::open), for a process that only looks: a write to what is mapped, or to the file, is a fault. The methods
+    /// that grow, populate or sit down need a segment that was opened otherwise.
+    pub fn open_read_only(name: &str) -> Result<Segment> {
+        Self::open_for(name, None, OFlags::RDONLY, ProtFlags::READ)
+    }
+
+    fn open_for(name: &str, kind: Option<u32>, access: OFlags, protection: ProtFlags) -> Result<Segment> {
         check_name(name)?;
         let path = path_of(name);
-        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let flags = access | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = match fs::open(&path, flags, Mode::empty()) {
             Ok(file) => file,
             Err(Errno::NOENT) => return Err(not_found(name)),
@@ -254,7 +271,7 @@ impl Segment {
             let (name, creator) = (name.to_owned(), header.creator_pid);
             return Err(Error::Kind { name, creator, theirs: header.kind, ours: kind });
         }
-        let mut segment = Self::map(name, true, file, header, extent)?;
+        let mut segment = Self::map(name, true, file, header, extent, protection)?;
         // SAFETY: the text lies between `schema` and `body`, inside the mapping, by the way `extent` was derived.
         segment.schema = unsafe {
             let text = segment.base.as_ptr().add(extent.schema);
@@ -287,6 +304,26 @@ impl Segment {
         let own = format!("/proc/self/fd/{}", self.anchor.as_raw_fd());
         fs::open(&*own, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
             .map_err(|e| Error::io(format!("opening segment '{}' again through {own}", self.name), e))
+    }
+
+    /// Copies bytes of the body, from `offset` on, without a look through the mapping: what does not exist yet reads as zeros and
+    /// still does not exist, and a file that another process has cut off is an error.
+    pub fn read_body(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        let end = offset.checked_add(bytes.len()).filter(|&end| end <= self.extent.total - self.extent.body);
+        let cut_off =
+            || Error::Corrupt { name: self.name.clone(), what: "its file ends before its body does" };
+        end.ok_or_else(cut_off)?;
+        let mut done = 0;
+        while done < bytes.len() {
+            let at = (self.extent.body + offset + done) as u64;
+            match rustix::io::pread(&self.anchor, &mut bytes[done..], at) {
+                Ok(0) => return Err(cut_off()),
+                Ok(count) => done += count,
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(Error::io(format!("reading segment '{}'", self.name), e)),
+            }
+        }
+        Ok(())
     }
 
     /// How much memory the segment takes up now: what was reserved, in whole pages.
@@ -404,12 +441,13 @@ impl Drop for Segment {
     }
 }
 
+const WRITABLE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 const MADV_COLLAPSE: i32 = 25;
 const HUGE_PAGE: usize = 2 << 20;
 
 /// Maps a whole file. A large one starts at a multiple of the huge page size, without which it could not have any.
-fn map_aligned(file: &OwnedFd, bytes: usize) -> rustix::io::Result<*mut c_void> {
-    let (protection, shared) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+fn map_aligned(file: &OwnedFd, bytes: usize, protection: ProtFlags) -> rustix::io::Result<*mut c_void> {
+    let shared = MapFlags::SHARED;
     if bytes < HUGE_PAGE {
         // SAFETY: a fresh mapping at an address the kernel chooses.
         return unsafe { mm::mmap(std::ptr::null_mut(), bytes, protection, shared, file, 0) };

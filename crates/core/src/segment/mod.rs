@@ -22,6 +22,7 @@
 //! | `mapping` | [`Segment`]: made, opened and checked, mapped |
 //! | [`lease`] | proof of life, kept by the kernel: seats |
 //! | `learner` | [`LearnerSeat`]: the seat of a learner, and how it ends |
+//! | [`account`] | where the time of each participant goes |
 //! | `peers` | [`PeerWatch`]: notices that every peer is dead |
 //! | [`catalog`] | the segments of this user: listed, and collected when they are stale |
 //! | `owned` | [`Owned`]: what one participant owns until it gives it up |
@@ -32,6 +33,7 @@
 //! | [`memory`] | how much memory there is |
 //! | [`histogram`], [`block`] | histograms in a segment; named bytes with no protocol |
 
+pub mod account;
 pub mod arrival;
 pub mod block;
 mod body;
@@ -48,6 +50,7 @@ mod owned;
 mod peers;
 mod serial;
 
+pub use account::{Activity, RemoteCounts, Times, Waits};
 pub use learner::LearnerSeat;
 pub use lease::{Census, DelegatedLease, Owner, Role, Seat};
 pub use mapping::{PREFIX, Segment, Spec, directory};

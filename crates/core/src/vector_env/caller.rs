@@ -5,7 +5,7 @@ use super::layout::{Answer, Geometry, MAX_ARGUMENT, Request, env_range};
 #[cfg(not(loom))]
 use super::parent::ProcessWatch;
 use crate::error::{Error, Result};
-use crate::segment::{Owner, Role, Seat};
+use crate::segment::{Activity, Owner, Role, Seat};
 use crate::sys::sync::{Ordering, Woken};
 use crate::sys::wait::{Deadline, LivenessPoll};
 use std::sync::Arc;
@@ -132,9 +132,19 @@ impl Caller {
     /// Sleeps until `count` environments (or all that were asked, if those are fewer) have answered, and takes their
     /// answers; or until something is wrong: a worker died, an environment has not answered for `limit`, or `deadline` has passed.
     pub fn wait(&mut self, count: usize, limit: Option<Duration>, deadline: Deadline) -> Result<Outcome> {
+        let count = count.min(self.outstanding());
+        if let Some(answers) = self.take(count) {
+            return Ok(Outcome::Answered(answers));
+        }
+        self.seat.begin(Activity::WaitData, 1);
+        let outcome = self.sleep(count, limit, deadline);
+        self.seat.end(Activity::WaitData, 1);
+        outcome
+    }
+
+    fn sleep(&mut self, count: usize, limit: Option<Duration>, deadline: Deadline) -> Result<Outcome> {
         let vector_env = self.vector_env.clone();
         let event = &vector_env.protocol().control.answered;
-        let count = count.min(self.outstanding());
         let (mut poll, mut is_due) = (LivenessPoll::start(), false);
         loop {
             if let Some(answers) = self.take(count) {

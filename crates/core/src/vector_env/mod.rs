@@ -51,7 +51,13 @@ impl VectorEnv {
     }
 
     fn open(name: &str) -> Result<VectorEnv> {
-        let segment = Segment::open(name, Some(KIND))?;
+        let vector_env = Self::over(Segment::open(name, Some(KIND))?)?;
+        vector_env.segment.populate();
+        Ok(vector_env)
+    }
+
+    /// What lies in a segment, checked against its header. It changes nothing.
+    pub(crate) fn over(segment: Segment) -> Result<VectorEnv> {
         let [workers, envs, data_bytes, ..] = segment.header().geometry.map(|word| word as usize);
         let geometry =
             Geometry::new(workers, envs, data_bytes).map_err(|error| segment.bad_geometry(error))?;
@@ -59,7 +65,6 @@ impl VectorEnv {
         if segment.seats().len() != geometry.seats() {
             return Err(segment.damaged(Damage("its number of seats is not that of its workers")));
         }
-        segment.populate();
         Ok(VectorEnv { segment: Arc::new(segment), geometry })
     }
 

@@ -107,7 +107,7 @@ impl Protocol<'_> {
     }
 
     /// How many requests are not answered.
-    fn missing(&self) -> usize {
+    pub(crate) fn missing(&self) -> usize {
         let is_missing = |(asked, answered): &(&AtomicU64, &AtomicU64)| {
             Request::unpack(asked.load(Ordering::Relaxed)).number
                 != Answer::unpack(answered.load(Ordering::Relaxed)).number

@@ -4,7 +4,8 @@ use super::VectorEnv;
 use super::layout::env_range;
 use super::protocol::Task;
 use crate::error::{Error, Result};
-use crate::segment::{Owner, Role, Seat};
+use crate::segment::{Activity, Owner, Role, Seat};
+use crate::sys::clock::monotonic_ns;
 use crate::sys::sync::{AtomicU64, Ordering, Woken};
 use crate::sys::wait::{AdaptiveSpin, SpinOutcome};
 use std::ops::Range;
@@ -72,6 +73,7 @@ impl Worker {
     pub fn wait(&self) -> Result<Call> {
         let event = &self.vector_env.protocol().lines[self.index].work;
         let mut spin = self.spin.lock().unwrap_or_else(PoisonError::into_inner);
+        let _waiting = self.seat.waits(Activity::WaitData);
         loop {
             let moved = event.count();
             if let Some(call) = self.look()? {
@@ -115,6 +117,7 @@ impl Worker {
     pub fn answer(&self, tasks: &[Task], flags: &[u8]) {
         let protocol = self.vector_env.protocol();
         tasks.iter().zip(flags).for_each(|(&task, &flags)| protocol.answer(task, flags));
+        self.seat.record().account.note_commit(tasks.len(), monotonic_ns(), 0);
         protocol.wake_caller();
     }
 

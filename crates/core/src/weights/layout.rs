@@ -124,6 +124,8 @@ pub struct PublishLine {
     pub latest: AtomicU64,
     /// How many buffers exist; the rest of the file is sparse.
     pub grown: AtomicU64,
+    /// CLOCK_MONOTONIC when `latest` was published. For people.
+    pub published_ns: AtomicU64,
 }
 
 /// The writers' line.

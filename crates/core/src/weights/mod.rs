@@ -28,7 +28,9 @@ pub use crate::error::Damage;
 use crate::error::{Error, Result};
 pub use crate::policies::IfExists;
 use crate::schema;
-use crate::segment::{Owner, Segment, Spec, catalog};
+use crate::segment::header::SeatRecord;
+use crate::segment::{Activity, Owner, Segment, Spec, catalog};
+use crate::sys::clock::monotonic_ns;
 use crate::sys::sync::Ordering;
 pub use crate::sys::wait::Deadline;
 pub use draft::Draft;
@@ -37,6 +39,7 @@ use layout::{Control, FIRST_BUFFERS, Geometry, KIND};
 use protocol::Protocol;
 pub use reader::{Reader, Target};
 use std::sync::Arc;
+use std::time::Duration;
 pub use writer::{Source, Writer};
 
 /// What new weights should be.
@@ -107,7 +110,14 @@ impl Weights {
 
     /// Opens named weights. `schema`: refuse any other; `None`: take any.
     pub fn open(name: &str, schema: Option<&[u8]>) -> Result<Weights> {
-        let segment = Segment::open(name, Some(KIND))?;
+        let weights = Weights::over(Segment::open(name, Some(KIND))?, schema)?;
+        let grown = weights.protocol().grown();
+        weights.segment.populate_body(0, weights.geometry.buffer_offset(grown));
+        Ok(weights)
+    }
+
+    /// What lies in a segment, checked against its header. It changes nothing.
+    pub(crate) fn over(segment: Segment, schema: Option<&[u8]>) -> Result<Weights> {
         let header = segment.header();
         let parsed = schema::weights(&segment.schema()).map_err(|invalid| segment.bad_schema(invalid))?;
         if schema.is_some_and(|schema| segment.schema() != schema) {
@@ -134,10 +144,7 @@ impl Weights {
             return Err(damaged("its leaves do not have the sizes that its schema says"));
         }
         let checksum = header.geometry[CHECKSUM_WORD] != 0;
-        let weights = Weights { segment: Arc::new(segment), geometry, checksum };
-        let grown = weights.protocol().grown();
-        weights.segment.populate_body(0, weights.geometry.buffer_offset(grown));
-        Ok(weights)
+        Ok(Weights { segment: Arc::new(segment), geometry, checksum })
     }
 
     /// Opens or makes weights, as [`IfExists`] says, and attaches to them.
@@ -281,6 +288,18 @@ impl Weights {
         self.protocol().last_writer().map(|last| self.pid_of(last.owner))
     }
 
+    /// Notes that this process has written a version in so many nanoseconds, for those who look from outside.
+    pub fn note_write(&self, version: u64, copy_ns: u64) {
+        let last = self.protocol().last_writer();
+        let record = last.and_then(|last| self.segment.seats().get(last.owner.seat()));
+        if let Some(record) = record.filter(|record| record.pid.load(Ordering::Relaxed) == std::process::id())
+        {
+            record.account.note_commit(1, monotonic_ns(), 0);
+            record.account.note_version(version);
+            record.account.note_copy(copy_ns, 1, 0);
+        }
+    }
+
     /// Takes back what the last holder of a seat left; we hold its lock.
     fn sweep(&self, seat: usize) {
         let protocol = self.protocol();
@@ -301,6 +320,38 @@ impl Weights {
             overtaken: counters.overtaken.load(Ordering::Relaxed),
             recovered: counters.recovered.load(Ordering::Relaxed),
         }
+    }
+}
+
+impl Reader {
+    /// Notes that this reader has copied a version in so many nanoseconds, for those who look from outside.
+    pub fn note_read(&self, version: u64, copy_ns: u64) {
+        if let Some(record) = self.record() {
+            record.account.note_version(version);
+            record.account.note_copy(copy_ns, 1, 0);
+        }
+    }
+
+    /// As [`wait_for`](Reader::wait_for), and counted as waiting.
+    pub fn wait_for_counted(
+        &self,
+        version: u64,
+        deadline: Deadline,
+        peer_timeout: Option<Duration>,
+    ) -> Result<u64> {
+        let there = || self.weights().version().is_ok_and(|there| there >= version);
+        let Some(record) = self.record().filter(|_| !there()) else {
+            return self.wait_for(version, deadline, peer_timeout);
+        };
+        record.account.switch(Activity::WaitData, monotonic_ns());
+        let waited = self.wait_for(version, deadline, peer_timeout);
+        record.account.switch(Activity::Work, monotonic_ns());
+        waited
+    }
+
+    fn record(&self) -> Option<&SeatRecord> {
+        let owner = self.owner().ok()?;
+        self.weights().segment().seats().get(owner.seat())
     }
 }
 

@@ -35,6 +35,8 @@ use super::layout::{BufferHead, Control, Holder, LastWriter, Latest, LeafEntry, 
 use super::recovery;
 use crate::error::Damage;
 use crate::segment::Owner;
+#[cfg(not(loom))]
+use crate::sys::clock::monotonic_ns;
 use crate::sys::sync::{AtomicU64, Ordering, Point, crash_point, fence};
 
 type Result<T> = std::result::Result<T, Damage>;
@@ -219,6 +221,8 @@ impl<'a> Protocol<'a> {
         // SYNC weights.sequence: Release here, the Acquire fence in `is_whole`. A reader of the number sees every byte of it.
         self.heads[next.buffer].sequence.store(next.version, Ordering::Release);
         crash_point(Point::BufferWritten);
+        #[cfg(not(loom))] // No process decides anything by it, and every store costs interleavings.
+        self.control.publish.published_ns.store(monotonic_ns(), Ordering::Relaxed);
         // SYNC weights.latest: Release here, Acquire in `latest` and `pin` (I2).
         self.control.publish.latest.store(next.pack(), Ordering::Release);
         crash_point(Point::VersionPublished);

@@ -4,6 +4,7 @@
 //! A probe panics only where the core is wrong. That it ends is for its caller to see to.
 #![allow(dead_code)] // No user has all of it.
 
+use rollway_core::inspect::Inspection;
 use rollway_core::net::wire::frame::{self, Inventory, LeafList};
 use rollway_core::policies::{IfExists, OnFull};
 use rollway_core::records::format::{LEAF_ALIGN, LeafShape, Shape};
@@ -249,6 +250,7 @@ pub fn segment(kind: Kind, edits: &[Edit]) -> usize {
     edits.iter().for_each(|edit| edit.apply(&mut bytes));
     let file = File::write(&bytes);
     let name = file.0.as_str();
+    look_at(name);
     let let_in = match kind {
         Kind::Ring => use_ring(name),
         Kind::Records => use_records(name),
@@ -257,8 +259,16 @@ pub fn segment(kind: Kind, edits: &[Edit]) -> usize {
         Kind::VectorEnv => use_vector_env(name),
         Kind::Block => use_block(name),
     };
+    look_at(name);
     let _ = catalog::collect(name);
     let_in
+}
+
+/// Looks from outside, before and after others have used it.
+fn look_at(name: &str) {
+    if let Ok(inspection) = Inspection::open(name) {
+        std::hint::black_box((inspection.look().is_ok(), inspection.newest(3).is_ok()));
+    }
 }
 
 /// As short a wait as is one.

@@ -9,6 +9,7 @@ mod fixture;
 #[path = "../support/weights.rs"]
 mod weights_fixture;
 
+mod inspect;
 mod records;
 mod replay;
 mod ring;

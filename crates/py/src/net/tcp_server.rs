@@ -14,6 +14,7 @@ use rollway_core::net::{Ingress, RecordIngress, SampleIngress, ServerTls, TcpSer
 use rollway_core::records::Producer as RecordProducer;
 use rollway_core::ring::Producer;
 use rollway_core::ring::producer::ProducerSpec;
+use rollway_core::segment::Role;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -79,14 +80,14 @@ impl TcpServer {
         let (core, endpoints) = match &consumer {
             Some(Learner::Ring(consumer)) => {
                 let ring = consumer.core(py)?.ring().clone();
-                let ingress = || SampleIngress::new(Producer::attach_to(ring.clone(), seat)?);
+                let ingress = || SampleIngress::new(Producer::attach_as(Role::Network, ring.clone(), seat)?);
                 (blocking(py, || start(Some(ingress()?.into())))?, Some(consumer.endpoints()))
             }
             Some(Learner::Records(consumer)) => {
                 let records = consumer.core(py)?.records().clone();
                 let shape = consumer.shape();
                 let ingress = || {
-                    let producer = RecordProducer::attach_to(records.clone(), seat)?;
+                    let producer = RecordProducer::attach_as(Role::Network, records.clone(), seat)?;
                     RecordIngress::new(producer, Some(shape.clone()))
                 };
                 (blocking(py, || start(Some(ingress()?.into())))?, Some(consumer.endpoints()))

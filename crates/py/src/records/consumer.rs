@@ -7,7 +7,7 @@ use crate::convert::record_plan::RecordPlan;
 use crate::errors::{blocking, to_py};
 use crate::records::record::Record;
 use crate::segment::histogram::HistSnapshot;
-use crate::stats::set_fields;
+use crate::stats::{set_fields, set_waits};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use rollway_core::records::format::Shape;
@@ -206,5 +206,6 @@ pub fn record_stats<'py>(py: Python<'py>, records: &Records) -> PyResult<Bound<'
     stats.set_item("records_released", totals.released)?;
     stats.set_item("recovered_reservations", totals.recovered)?;
     stats.set_item("returned_records", totals.returned)?;
+    set_waits(&stats, records.segment())?;
     Ok(stats)
 }

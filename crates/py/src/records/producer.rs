@@ -6,18 +6,21 @@ use crate::records::bundle::Bundle;
 use crate::records::consumer::{RecordConsumer, record_stats};
 use crate::records::slot::Place;
 use crate::sends::records::{Placed, RecordContext, RecordSender, record_sends};
-use crate::sends::shm::{CoreProducer, Mapping, ShmHandle, ShmSender, shm_sender};
+use crate::sends::shm::{CoreProducer, Mapping, ShmHandle, ShmSender, learners, shm_sender};
 use crate::sends::{Sender, Sent, Waited};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rollway_core::policies::{OnFull, ProducerSpec};
 use rollway_core::records::{Deadline, Label, Outgoing, Producer as Core, Reservation};
+use rollway_core::sys::clock::monotonic_ns;
 use rollway_core::{Error, Result};
 use std::ops::Deref;
 use std::sync::Arc;
 
 /// Copies larger than this let other threads of the interpreter run meanwhile.
 const DETACH_BYTES: usize = 256 * 1024;
+/// Of smaller records, the copy of one in so many is timed.
+const TIMED: u64 = 64;
 
 /// One producer of records. Subclassed in Python.
 #[pyclass(frozen, subclass, module = "rollway._core")]
@@ -72,12 +75,13 @@ impl CoreProducer for Core {
         let contents = self.records().census();
         format!(
             "of all lanes, {} records ({} bytes) wait for the learner, {} ({} bytes) are in its hands, {} are being \
-             written",
+             written{}",
             contents.ready_records,
             contents.ready_bytes,
             contents.held_records,
             contents.held_bytes,
-            contents.reserved_records
+            contents.reserved_records,
+            learners(self.records().segment())
         )
     }
 
@@ -233,12 +237,17 @@ impl RecordProducer {
     fn fill(&self, py: Python<'_>, room: Room<&Core>, parts: &Parts) -> PyResult<bool> {
         let Some(room) = room else { return Ok(false) };
         let plan = self.context.plan.get();
+        let of = if parts.bytes() >= DETACH_BYTES { 1 } else { TIMED };
+        let started = room.producer().sent().is_multiple_of(of).then(monotonic_ns);
         if parts.bytes() >= DETACH_BYTES {
             // SAFETY: the reservation has room for all parts and is ours; the sources are alive, for such a record is kept.
             py.detach(|| unsafe { parts.write(plan, room.as_mut_ptr()) });
         } else {
             // SAFETY: as above; the GIL is held.
             unsafe { parts.write(plan, room.as_mut_ptr()) };
+        }
+        if let Some(started) = started {
+            room.producer().note_copy(monotonic_ns() - started, of, parts.bytes());
         }
         let label = Label { version: parts.version, kind: parts.kind, origin: None };
         room.commit(parts.bytes(), label).map_err(|e| to_py(py, e))?;

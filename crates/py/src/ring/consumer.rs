@@ -7,7 +7,7 @@ use crate::convert::plan::Plan;
 use crate::errors::{blocking, to_py};
 use crate::ring::sample::Sample;
 use crate::segment::histogram::HistSnapshot;
-use crate::stats::set_fields;
+use crate::stats::{set_fields, set_waits};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rollway_core::ring::{Batch as CoreBatch, Consumer as Core, Deadline, Ring, RingSpec};
@@ -174,5 +174,6 @@ pub fn ring_stats<'py>(py: Python<'py>, ring: &Ring) -> PyResult<Bound<'py, PyDi
     set_fields!(stats, totals, samples_released, batches_released, claim_retries, blocked);
     set_fields!(stats, totals, dropped_oldest, dropped_newest, recovered_slots, reoffered_batches, aborted);
     stats.set_item("wakeups", ring.protocol().control.readable.count())?;
+    set_waits(&stats, ring.segment())?;
     Ok(stats)
 }

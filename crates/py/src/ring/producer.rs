@@ -8,7 +8,7 @@ use crate::eventfd_waiter::EventfdWaiter;
 use crate::ring::consumer::{Consumer, ring_stats};
 use crate::ring::slot::Slot;
 use crate::sends::samples::{SampleSender, sample_sends};
-use crate::sends::shm::{CoreProducer, Mapping, ShmHandle, ShmSender, UNCHOSEN, shm_sender};
+use crate::sends::shm::{CoreProducer, Mapping, ShmHandle, ShmSender, UNCHOSEN, learners, shm_sender};
 use crate::sends::{Sender, Waited};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -129,8 +129,11 @@ impl CoreProducer for Core {
     fn state(&self) -> String {
         let contents = self.ring().census();
         format!(
-            "{} samples wait for the learner, {} batches are in its hands, {} slots are being written",
-            contents.ready_samples, contents.held_batches, contents.claimed_slots
+            "{} samples wait for the learner, {} batches are in its hands, {} slots are being written{}",
+            contents.ready_samples,
+            contents.held_batches,
+            contents.claimed_slots,
+            learners(self.ring().segment())
         )
     }
 
@@ -178,7 +181,9 @@ impl SampleSender for Producer {
             let origin = core.assign_sequence(&claim, rows.version); // Nothing can fail from here on.
             self.copy(core, &claim, rows, 0);
             if timed {
-                core.ring().protocol().control.memcpy.record(monotonic_ns() - started);
+                let took = monotonic_ns() - started;
+                core.ring().protocol().control.memcpy.record(took);
+                core.note_copy(took, TIMED, self.plan.get().sample_bytes);
             }
             core.commit_as(claim, origin);
             Ok(true)
@@ -220,11 +225,13 @@ impl SampleSender for Producer {
 impl Producer {
     /// Copies rows into a claim, with the GIL released when there is much to copy.
     fn fill(&self, py: Python<'_>, core: &Core, claim: &Claim, rows: &Rows, first: usize) {
+        let started = monotonic_ns();
         if self.plan.get().sample_bytes * claim.len() >= DETACH_BYTES {
             py.detach(|| self.copy(core, claim, rows, first));
         } else {
             self.copy(core, claim, rows, first);
         }
+        core.note_copy(monotonic_ns() - started, 1, 0);
     }
 
     #[inline]

@@ -7,7 +7,7 @@ use pyo3::PyClass;
 use pyo3::prelude::*;
 use pyo3::pyclass::boolean_struct::True;
 use rollway_core::policies::ProducerSpec;
-use rollway_core::segment::arrival;
+use rollway_core::segment::{Role, Segment, arrival};
 use rollway_core::{Error, Result};
 use std::any::Any;
 use std::sync::Arc;
@@ -31,6 +31,14 @@ pub trait CoreProducer: Send + Sync + Sized + 'static {
 
     /// What is full when there is no room, in words.
     fn what_is_full(name: &str) -> String;
+}
+
+/// What the learners are doing, as the end of [`CoreProducer::state`].
+pub fn learners(segment: &Segment) -> String {
+    match segment.describe(Role::Consumer) {
+        described if described.is_empty() => "; no learner is attached".to_owned(),
+        described => format!("; the learner: {described}"),
+    }
 }
 
 /// A worker's handle: open until it is closed or dropped.

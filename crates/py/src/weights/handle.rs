@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use rollway_core::Error;
 use rollway_core::segment::arrival;
+use rollway_core::sys::clock::monotonic_ns;
 use rollway_core::sys::parallel::default_threads;
 use rollway_core::weights::copy::{CopyLeaves, HostCopies};
 use rollway_core::weights::reader::Reading;
@@ -176,12 +177,18 @@ impl Weights {
         // What is not given may have to be copied as well.
         let large = gpu_copies.is_some() || writer.weights().geometry().buffer_bytes > DETACH_BYTES;
         let written = loop {
+            let started = monotonic_ns();
             match if large { py.detach(write) } else { write() } {
                 Err(Error::Writing { .. }) if deadline.remaining().is_some() => {
                     let waited = blocking(py, || writer.wait_idle(deadline))?;
                     waited.map_err(|_| self.is_closed(py))?;
                 }
-                written => break written,
+                written => {
+                    if let Ok(version) = written {
+                        writer.weights().note_write(version, monotonic_ns() - started);
+                    }
+                    break written;
+                }
             }
         };
         gpu_copies.map_or(Ok(()), |how| how.warn(py))?;
@@ -202,6 +209,7 @@ impl Weights {
         let reader = self.reader(py)?;
         let targets = targets(&leaves, &addresses);
         let large = total(reader.weights(), &leaves) > DETACH_BYTES;
+        let started = monotonic_ns();
         let reading = match gpu_copies(py, &self.locked, on_gpus, Direction::ToGpu)? {
             // SAFETY: as in `write`; the arrays are writable.
             None => unsafe { read_with(py, &reader, &targets, since, &HostCopies, large) },
@@ -212,6 +220,9 @@ impl Weights {
                 reading
             }
         }?;
+        if let Ok(Some(reading)) = &reading {
+            reader.note_read(reading.version, monotonic_ns() - started);
+        }
         if self.open.is_none(py) {
             self.leave(py, reader);
         }
@@ -228,7 +239,7 @@ impl Weights {
     ) -> PyResult<u64> {
         let (reader, deadline) = (self.reader(py)?, deadline(timeout)?);
         let peer_timeout = peer_timeout_s.map(seconds).transpose()?;
-        let there = blocking(py, || reader.wait_for(version, deadline, peer_timeout));
+        let there = blocking(py, || reader.wait_for_counted(version, deadline, peer_timeout));
         if self.open.is_none(py) {
             self.leave(py, reader);
             return there?.map_err(|_| self.is_closed(py));

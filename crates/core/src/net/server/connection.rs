@@ -33,6 +33,7 @@ use crate::net::wire::frame::{
 use crate::net::wire::limits::{SILENCES, give_up_after};
 use crate::net::wire::stats::add;
 use std::io::{self, IoSliceMut};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
@@ -51,7 +52,7 @@ const NOTE: Duration = Duration::from_millis(100);
 
 /// Serves one client.
 pub async fn serve(stream: TcpStream, peer: String, server: Arc<Shared>, mut admission: Admission) {
-    let (mut wire, mut wants_weights) = (None, false);
+    let (mut wire, mut wants_weights, address) = (None, false, stream.peer_addr().ok());
     let end = until_end(
         async {
             let deadline = Instant::now() + server.spec.handshake_timeout;
@@ -75,7 +76,10 @@ pub async fn serve(stream: TcpStream, peer: String, server: Arc<Shared>, mut adm
                     serve_weights(wire, &server, weight_source).await
                 }
                 (Content::Samples | Content::Records, Some(ingress), _) => {
-                    serve_session(wire, &hello, &server, ingress).await
+                    let connected = Connected::begin(ingress, address);
+                    let end = serve_session(wire, &hello, &server, ingress).await;
+                    connected.end(&end);
+                    end
                 }
                 _ => Err(End::Stranger), // Those were refused.
             }
@@ -93,6 +97,36 @@ pub async fn serve(stream: TcpStream, peer: String, server: Arc<Shared>, mut adm
     server.note(&peer, &end);
     if let Some(wire) = wire {
         say_goodbye(wire, &end, &server).await;
+    }
+}
+
+/// Counts a client in the seat of the ingress, for those who look from outside.
+struct Connected<'a> {
+    ingress: &'a Ingress,
+    address: Option<SocketAddr>,
+    is_lost: bool,
+}
+
+impl<'a> Connected<'a> {
+    fn begin(ingress: &'a Ingress, address: Option<SocketAddr>) -> Connected<'a> {
+        ingress.seat().note_connected();
+        Connected { ingress, address, is_lost: false }
+    }
+
+    /// A client that closes says goodbye; one that was refused or that the server ends is not lost.
+    fn end(mut self, end: &Result<Never, End>) {
+        self.is_lost = match end {
+            Ok(never) => match *never {},
+            Err(End::Broken | End::Damaged(_)) => true,
+            Err(End::Goodbye(code, _)) => matches!(code, GoodbyeReason::TooSlow | GoodbyeReason::Silent),
+            Err(_) => false,
+        };
+    }
+}
+
+impl Drop for Connected<'_> {
+    fn drop(&mut self) {
+        self.ingress.seat().note_disconnected(self.address.filter(|_| self.is_lost));
     }
 }
 

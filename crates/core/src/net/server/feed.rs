@@ -2,6 +2,7 @@
 
 use super::room_waiter::RoomWaiter;
 use crate::net::wire::frame::{Content, LearnerStatus};
+use crate::segment::Seat;
 use std::fmt::Debug;
 
 /// What does not change about a ring or a lane.
@@ -42,6 +43,9 @@ pub trait Feed: Debug + Send + Sync {
     fn status(&self) -> LearnerStatus {
         LearnerStatus::default()
     }
+
+    /// Its seat in the segment.
+    fn seat(&self) -> &Seat;
 
     /// Ends the room waiter, and gives back the seat and the lane. Idempotent.
     fn close(&self);

@@ -21,6 +21,7 @@ use crate::records::Producer;
 use crate::records::format::Shape;
 use crate::records::producer::Reservation;
 use crate::ring::{Deadline, OnFull};
+use crate::segment::Seat;
 use std::sync::Arc;
 
 /// Room for one record, ours to write until it is committed. Dropping it gives it back.
@@ -129,6 +130,10 @@ impl Feed for RecordIngress {
         let version = self.published(); // Read before the records are counted.
         let waiting = self.shared.producer.records().census().ready_records.min(u32::MAX as usize) as u32;
         LearnerStatus { version, waiting }
+    }
+
+    fn seat(&self) -> &Seat {
+        self.shared.producer.seat()
     }
 
     /// What was committed stays to be read.

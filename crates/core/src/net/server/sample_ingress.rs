@@ -21,6 +21,7 @@ use crate::net::wire::limits::{MAX_FRAME_BYTES, MAX_FRAME_ROWS};
 use crate::ring::producer::Origin;
 use crate::ring::protocol::Claim;
 use crate::ring::{Deadline, OnFull, Producer};
+use crate::segment::Seat;
 use crate::sys::sync::Ordering;
 use std::sync::Arc;
 
@@ -111,6 +112,10 @@ impl Feed for SampleIngress {
 
     fn next_producer_id(&self) -> u32 {
         self.producer().next_producer_id()
+    }
+
+    fn seat(&self) -> &Seat {
+        self.producer().seat()
     }
 
     fn close(&self) {

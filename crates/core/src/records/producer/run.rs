@@ -99,6 +99,7 @@ impl Run<'_> {
         let lane = producer.lane_of(process_lane);
         let first = process_lane.sequence.fetch_add(rooms.as_slice().len() as u64, Ordering::Relaxed);
         let committed_ns = monotonic_ns();
+        let account = &producer.seat.record().account;
         for (record, sequence) in records.iter().zip(first..) {
             // It leaves the iterator once it is written: a record that panics is given back with the others.
             let Some(&Room { ref claim, start, bytes }) = rooms.as_slice().first() else { break };
@@ -110,8 +111,10 @@ impl Run<'_> {
             if let Some(Room { claim, .. }) = rooms.next() {
                 lane.publish(claim, &Entry { start: start as u64, bytes: bytes as u64, stamp, committed_ns });
                 *committed += 1;
+                account.note_commit(1, committed_ns, version);
             }
         }
+        account.note_copy(monotonic_ns().saturating_sub(committed_ns), 1, 0);
     }
 }
 
