@@ -14,7 +14,7 @@ LOOM := RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -q -p rol
 BENCHES := ring net records weights replay kills groups cuts rollouts orphans vector_env
 FUZZ_TARGETS := frame inventory record schema segment
 HOST = $(shell rustc +nightly -vV | sed -n 's/^host: //p')
-ASAN_TESTS := $(addprefix tests/unit/,machine net records ring weights compat/test_zero_copy_shm_buffer.py test_numbers.py)
+ASAN_TESTS := $(addprefix tests/unit/,metrics net records ring weights compat/test_zero_copy_shm_buffer.py test_numbers.py)
 INSTALL := $(UV) pip install -q --python $(PY)
 INSTALL_CHECK := $(UV) pip install -q --python $(CHECK_PY)
 # A dozen processes of the tests import torch, ray and SkyRL: compiled once, not by each of them anew.
