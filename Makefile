@@ -21,10 +21,10 @@ INSTALL_CHECK := $(UV) pip install -q --python $(CHECK_PY)
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo check check-tree check-unit check-unit-slow test test-rust test-loom test-fault test-types test-python test-core test-process test-peers \
-	soak fuzz asan tsan miri bench lint lint-rust lint-python format clean
+	soak fuzz asan tsan miri bench lint lint-rust lint-python lint-monitoring format clean
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-12s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-15s %s\n", $$1, $$2 }'
 
 demo: $(VENV)/.built ## Set up everything, then stream trajectories from four workers to a learner
 	$(VENV)/bin/rollway demo
@@ -134,6 +134,11 @@ lint-python: check-tree
 	$(CHECK_VENV)/bin/ruff format --check
 	$(CHECK_VENV)/bin/mypy
 	$(CHECK_PY) -m mypy.stubtest rollway._core
+
+lint-monitoring: ## Alert rules and their tests, by promtool (downloads it on Debian: scripts/promtool.sh)
+	promtool=$$(scripts/promtool.sh); \
+	$$promtool check rules monitoring/alerts.yaml; \
+	$$promtool test rules monitoring/alerts_test.yaml
 
 format: $(CHECK_VENV)/.tools ## Format everything
 	cargo fmt --all
