@@ -112,3 +112,28 @@ def test_it_prints_once_and_ends(name):
 def test_what_cannot_be_served_is_one_sentence(options, sentence):
     code, out, err = Command("metrics", *options, COLUMNS="300").ends()
     assert (code, out) == (1, "") and err.startswith(f"error: {sentence}") and err.count("\n") == 1
+
+
+def test_segments_that_come_and_go_disturb_no_look(name, child):
+    maker = child(
+        """
+        import sys, numpy as np, rollway
+        print("up", flush=True)
+        for number in range(300):
+            with rollway.Server({"x": np.zeros(1)}, 2, rollway.ShmTransport(f"{sys.argv[1]}-{number % 3}")) as server:
+                server.submit({"x": np.zeros(1)})
+        """,
+        name,
+    )
+    maker.says("up")
+    collector, looks, seen = SegmentCollector(), 0, set()
+    while maker.process.poll() is None:
+        found = [sample for family in collector.collect() for sample in family.samples]
+        keys = [(sample.name, *sorted(sample.labels.items())) for sample in found]
+        assert len(keys) == len(set(keys))
+        seen |= {sample.labels["segment"] for sample in found if sample.name == "rollway_segment_readable"}
+        looks += 1
+    maker.ends()
+    assert looks > 1 and {one for one in seen if one.startswith(name)}
+    list(collector.collect())
+    assert not [key for key in collector._last if any(part.startswith(name) for part in key)]

@@ -127,6 +127,15 @@ def test_a_peer_that_speaks_nonsense_or_leaves_is_no_error(capfd):
     assert capfd.readouterr().err == ""
 
 
+def test_a_machine_without_shared_memory_is_one_sentence_and_not_the_end(tmp_path, monkeypatch):
+    with Exporter(port=0) as exporter:
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setenv("ROLLWAY_SHM_DIR", str(tmp_path / "none"))
+            status, _, text = get(exporter.url)
+            assert status == 500 and text.startswith(f"looking for segments in {tmp_path}/none.")
+        assert get(exporter.url)[0] == 200
+
+
 def test_it_can_be_closed_twice_and_says_so():
     exporter = Exporter(port=0)
     assert repr(exporter) == f"<rollway.metrics.Exporter {exporter.url}>"
