@@ -14,17 +14,17 @@ LOOM := RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -q -p rol
 BENCHES := ring net records weights replay kills groups cuts rollouts orphans vector_env
 FUZZ_TARGETS := frame inventory record schema segment
 HOST = $(shell rustc +nightly -vV | sed -n 's/^host: //p')
-ASAN_TESTS := $(addprefix tests/unit/,machine net records ring weights compat/test_zero_copy_shm_buffer.py test_numbers.py)
+ASAN_TESTS := $(addprefix tests/unit/,metrics net records ring weights compat/test_zero_copy_shm_buffer.py test_numbers.py)
 INSTALL := $(UV) pip install -q --python $(PY)
 INSTALL_CHECK := $(UV) pip install -q --python $(CHECK_PY)
 # A dozen processes of the tests import torch, ray and SkyRL: compiled once, not by each of them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo check check-tree check-unit check-unit-slow test test-rust test-loom test-fault test-types test-python test-core test-process test-peers \
-	soak fuzz asan tsan miri bench lint lint-rust lint-python format clean
+	soak fuzz asan tsan miri bench lint lint-rust lint-python lint-monitoring format clean
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-12s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-15s %s\n", $$1, $$2 }'
 
 demo: $(VENV)/.built ## Set up everything, then stream trajectories from four workers to a learner
 	$(VENV)/bin/rollway demo
@@ -134,6 +134,11 @@ lint-python: check-tree
 	$(CHECK_VENV)/bin/ruff format --check
 	$(CHECK_VENV)/bin/mypy
 	$(CHECK_PY) -m mypy.stubtest rollway._core
+
+lint-monitoring: ## Alert rules and their tests, by promtool (downloads it on Debian: scripts/promtool.sh)
+	promtool=$$(scripts/promtool.sh); \
+	$$promtool check rules monitoring/alerts.yaml; \
+	$$promtool test rules monitoring/alerts_test.yaml
 
 format: $(CHECK_VENV)/.tools ## Format everything
 	cargo fmt --all
