@@ -123,7 +123,7 @@ bench: $(VENV)/.bench ## Measure beside the peers, in one run, whatever fails on
 	done; \
 	if (($${#failed[@]})); then printf '%s\n' "$${failed[@]}" >&2; exit 1; fi
 
-lint: lint-rust lint-python ## rustfmt, clippy, ruff, mypy, stubs; without torch, ray or jax
+lint: lint-rust lint-python lint-monitoring ## rustfmt, clippy, ruff, mypy, stubs, alert rules; without torch, ray or jax
 
 lint-rust:
 	cargo fmt --all --check

@@ -17,7 +17,8 @@ if [ ! -x "$folder/promtool" ]; then
     mkdir -p "$folder"
     unpacked="$(mktemp -d "$folder/.XXXXXX")"
     trap 'rm -rf "$unpacked"' EXIT
-    (cd "$unpacked" && apt-get download -qq prometheus) >&2 || {
+    download() { (cd "$unpacked" && apt-get download -qq prometheus) >&2; }
+    download || { apt-get update -qq >&2 && download; } || {
         echo "apt-get could not download the package prometheus: is there a network, and did apt-get update run?" >&2
         exit 1
     }
