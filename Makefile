@@ -21,7 +21,7 @@ INSTALL_CHECK := $(UV) pip install -q --python $(CHECK_PY)
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo check check-tree check-unit check-unit-slow test test-rust test-loom test-fault test-types test-python test-core test-process test-peers \
-	soak fuzz asan tsan miri bench lint lint-rust lint-python format clean
+	soak fuzz asan tsan miri bench lint lint-rust lint-python docs docs-serve format clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-12s %s\n", $$1, $$2 }'
@@ -30,7 +30,7 @@ demo: $(VENV)/.built ## Set up everything, then stream trajectories from four wo
 	$(VENV)/bin/rollway demo
 
 check: ## On every save: linters, all Rust tests but loom, Python unit tests without torch; 90 s when warm
-	$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-rust lint check-unit check-unit-slow
+	$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-rust lint-rust lint-python check-unit check-unit-slow
 
 # Two halves side by side, because these tests wait more than they compute.
 SLOW_UNITS := tests/unit/segment tests/unit/cli
@@ -123,7 +123,7 @@ bench: $(VENV)/.bench ## Measure beside the peers, in one run, whatever fails on
 	done; \
 	if (($${#failed[@]})); then printf '%s\n' "$${failed[@]}" >&2; exit 1; fi
 
-lint: lint-rust lint-python ## rustfmt, clippy, ruff, mypy, stubs; without torch, ray or jax
+lint: lint-rust lint-python docs ## rustfmt, clippy, ruff, mypy, stubs, the documentation site; without torch, ray or jax
 
 lint-rust:
 	cargo fmt --all --check
@@ -134,6 +134,12 @@ lint-python: check-tree
 	$(CHECK_VENV)/bin/ruff format --check
 	$(CHECK_VENV)/bin/mypy
 	$(CHECK_PY) -m mypy.stubtest rollway._core
+
+docs: check-tree ## Build the documentation site into target/site; a warning is an error, and so is a broken link
+	NO_MKDOCS_2_WARNING=1 $(CHECK_VENV)/bin/mkdocs build
+
+docs-serve: check-tree ## Show the documentation site on http://127.0.0.1:8000, and build it again when a page changes
+	NO_MKDOCS_2_WARNING=1 $(CHECK_VENV)/bin/mkdocs serve
 
 format: $(CHECK_VENV)/.tools ## Format everything
 	cargo fmt --all
@@ -174,7 +180,7 @@ $(VENV)/.bench: $(VENV)/.built
 $(CHECK_VENV)/.tools: pyproject.toml
 	@command -v $(UV) >/dev/null || (python3 -m venv $(VENV)/bootstrap && $(VENV)/bootstrap/bin/pip install -q uv)
 	$(UV) venv -q --allow-existing --python "$$(command -v python3)" $(CHECK_VENV)
-	$(INSTALL_CHECK) -r pyproject.toml --extra cli --group check
+	$(INSTALL_CHECK) -r pyproject.toml --extra cli --group check --group docs
 	echo "$(CURDIR)/$(CHECK_TREE)" > "$$($(CHECK_PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rollway-check.pth"
 	touch $@
 

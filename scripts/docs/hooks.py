@@ -1,0 +1,35 @@
+"""What `make docs` does besides mkdocs: links that leave docs/, and no asset from the internet.
+
+A page links to `../examples/remote.py`, which works in a checkout. On the site the link goes to the file in the
+repository. A file that does not exist keeps its link, so that the build reports it.
+"""
+
+import posixpath
+import re
+from pathlib import Path
+
+from mkdocs.exceptions import PluginError
+
+REPOSITORY = "https://github.com/rollway/rollway"
+ROOT = Path(__file__).parents[2]
+LINK = re.compile(r"\]\((\.\./[^)#\s]+)")
+ASSET_FROM_ELSEWHERE = re.compile(r"<(?:script|img|iframe|link)\b[^>]*\s(?:src|href)=\"?(?:https?:)?//[^\s\">]*")
+
+
+def on_page_markdown(markdown, page, **_):
+    folder = posixpath.join("docs", posixpath.dirname(page.file.src_uri))
+
+    def to_the_repository(link):
+        path = posixpath.normpath(posixpath.join(folder, link[1]))
+        if path.startswith("docs/") or not (ROOT / path).exists():
+            return link[0]
+        kind = "tree" if (ROOT / path).is_dir() else "blob"
+        return f"]({REPOSITORY}/{kind}/main/{path}"
+
+    return LINK.sub(to_the_repository, markdown)
+
+
+def on_post_page(output, page, **_):
+    if found := ASSET_FROM_ELSEWHERE.search(output):
+        raise PluginError(f"{page.file.src_uri} loads something from the internet: {found[0]}")
+    return output
