@@ -296,11 +296,19 @@ def test_every_block_is_run():
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benches").glob("*.md")]
 
 
+def anchors(document):
+    """The anchors of a page, as GitHub and the site make them of its headings."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_link_leads_somewhere(document):
-    for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
+    for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", document.read_text()):
         if not target.startswith("http"):
-            assert (document.parent / target).exists(), f"{document.name} links to {target}"
+            found = document.parent / target if target else document
+            assert found.exists(), f"{document.name} links to {target}"
+            assert not anchor or anchor in anchors(found), f"{document.name} links to {target}#{anchor}"
 
 
 def nouns():
