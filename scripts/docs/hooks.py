@@ -13,7 +13,9 @@ from mkdocs.exceptions import PluginError
 REPOSITORY = "https://github.com/rollway/rollway"
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\]\((\.\./[^)#\s]+)")
-ASSET_FROM_ELSEWHERE = re.compile(r"<(?:script|img|iframe|link)\b[^>]*\s(?:src|href)=\"?(?:https?:)?//[^\s\">]*")
+ASSET_FROM_ELSEWHERE = re.compile(
+    r"<(?:script|img|iframe|link(?! rel=\"canonical\"))\b[^>]*\s(?:src|href)=\"?(?:https?:)?//[^\s\">]*"
+)
 
 
 def on_page_markdown(markdown, page, **_):

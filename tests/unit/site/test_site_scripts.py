@@ -39,8 +39,18 @@ def test_a_page_that_loads_something_from_the_internet_is_refused(loads):
     hooks = script("hooks", "mkdocs")
     with pytest.raises(Exception, match=r"net\.md loads something from the internet: .*a\.example"):
         hooks.on_post_page(f"<html>{loads}</html>", page=page("net.md"))
-    linked = '<script src="assets/x.js"></script><a href="https://a.example/">a link is fine</a>'
-    assert hooks.on_post_page(linked, page=page("net.md")) == linked
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        '<script src="assets/x.js">',
+        '<a href="https://a.example/">',
+        '<link rel="canonical" href="http://a.example/net.html">',
+    ],
+)
+def test_a_page_may_link_to_the_internet_and_name_its_own_address(says):
+    assert script("hooks", "mkdocs").on_post_page(says, page=page("net.md")) == says
 
 
 def test_examples_become_blocks_of_code_and_public_names_become_links():
