@@ -53,6 +53,14 @@ def test_a_page_may_link_to_the_internet_and_name_its_own_address(says):
     assert script("hooks", "mkdocs").on_post_page(says, page=page("net.md")) == says
 
 
+def test_a_page_with_too_many_words_is_a_warning_which_ends_the_build(caplog):
+    hooks = script("hooks", "mkdocs")
+    hooks.on_page_content("<p>one <b>w</b>ord &amp; more</p>" * 500, page=page("net.md"))
+    assert not caplog.records
+    hooks.on_page_content("<p>one word more</p> " * 501, page=page("net.md"))
+    assert [record.levelname for record in caplog.records] == ["WARNING"] and "net.md has 1503 words" in caplog.text
+
+
 def test_examples_become_blocks_of_code_and_public_names_become_links():
     docstrings = script("docstrings", "griffe")
     text = docstrings.fenced("Makes a `Server`, not a `thing`.\n\n>>> Server\n1\n\nAnd `Tls`.")
