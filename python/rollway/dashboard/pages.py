@@ -74,7 +74,7 @@ class _Overview:
     def __init__(self, history: History) -> None:
         self._history = history
         _header(history, self._update)
-        with ui.element("main"):
+        with ui.element("div").classes("page"):
             self._summary = ui.label().classes("muted")
             self._container = ui.element("div").classes("cards")
         self._cards: dict[str, _Card] = {}
@@ -169,7 +169,7 @@ class _SegmentPage:
         self._charts: list[tuple[plots.Plot, ui.element, ui.echart]] = []
         self._kind: str | None = None
         _header(history, self._update)
-        with ui.element("main"):
+        with ui.element("div").classes("page"):
             with ui.element("div").classes("line"):
                 ui.label(name).classes("name title")
                 self._state = ui.label().classes("chip")

@@ -51,6 +51,7 @@ def test_a_segment_that_vanishes_is_ended_and_returns_under_its_name(name):
         with rollway.Server(EXAMPLE, 2, rollway.ShmTransport(name)):
             history.add(history.look())
             assert history.get(name).state == "live"
+            assert history.get(name).interval.seconds == 0  # not from the segment that had the name before
         history.add(history.look())
         assert history.get(name).state == "ended" and history.get(name).interval.after.kind == "ring"
 
