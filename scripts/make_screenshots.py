@@ -18,7 +18,6 @@ from playwright.sync_api import Browser, sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
 ASSETS = ROOT / "docs" / "assets"
-RANGE = "5 min"
 
 
 def start(environment: dict[str, str], *args: object) -> subprocess.Popen[str]:
@@ -35,7 +34,6 @@ def shoot(browser: Browser, url: str, name: str, width: int, height: int, scheme
     page.goto(url)
     if "/segment/" in url:
         page.locator(".participants").wait_for()
-        page.get_by_role("button", name=RANGE, exact=True).click()
     else:
         page.locator(".card canvas").first.wait_for()
     page.mouse.move(0, 0)

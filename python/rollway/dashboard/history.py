@@ -139,6 +139,8 @@ class History:
         self, names: Sequence[str] = (), interval_s: float = 1.0, clock: Callable[[], float] = time.time
     ) -> None:
         self.interval_s = interval_s
+        self.problem: str | None = None
+        """Why no segment can be looked at; `add` clears it."""
         self._monitor, self._clock = Monitor(names), clock
         self._capacity = int(HOUR_S / interval_s) + 1
         self._watched: dict[str, Watched] = {}
@@ -163,7 +165,7 @@ class History:
 
     def add(self, seen: Iterable[Interval | Unreadable]) -> None:
         """Keeps what `look` saw. A segment that is no longer there has ended, and is kept for an hour."""
-        now, present = self._clock(), set()
+        now, present, self.problem = self._clock(), set(), None
         for one in seen:
             name = one.name if isinstance(one, Unreadable) else one.after.name
             watched = self._watched.setdefault(name, Watched(name, self._capacity))

@@ -88,7 +88,7 @@ class _Overview:
                 self._cards = {one.name: _Card(one.name) for one in segments}
         for one in segments:
             self._cards[one.name].update(one)
-        self._summary.set_text(_summary(segments))
+        self._summary.set_text(self._history.problem or _summary(segments))
 
 
 def _summary(segments: list[Watched]) -> str:

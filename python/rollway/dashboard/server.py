@@ -16,7 +16,7 @@ from nicegui import ui
 from rollway.dashboard import pages
 from rollway.dashboard.guard import Guard, is_loopback
 from rollway.dashboard.history import History
-from rollway.errors import AddressUnavailable, TokenRequired
+from rollway.errors import AddressUnavailable, RollwayError, TokenRequired
 
 _LEAST_TOKEN_BYTES = 16
 _FAVICON = (
@@ -54,6 +54,7 @@ class Dashboard:
         self._socket = _listen(host, port)
         self.port: int = self._socket.getsockname()[1]
         self._history = History(names, interval_s)
+        self._failure: BaseException | None = None
 
     @property
     def url(self) -> str:
@@ -88,23 +89,34 @@ class Dashboard:
             server_header=False,
             timeout_graceful_shutdown=1,
         )
+        self._server = uvicorn.Server(config)
         with self._socket:
-            uvicorn.Server(config).run(sockets=[self._socket])
+            self._server.run(sockets=[self._socket])
+        if self._failure is not None:
+            raise self._failure
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: fastapi.FastAPI) -> AsyncIterator[None]:
         task = asyncio.create_task(self._watch())
+        task.add_done_callback(self._watched)
         try:
             yield
         finally:
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await asyncio.wait([task])
+
+    def _watched(self, task: asyncio.Task[None]) -> None:
+        """Ends the server with the exception that ended the background task."""
+        if not task.cancelled():
+            self._failure = task.exception()
+            self._server.should_exit = True
 
     async def _watch(self) -> None:
         while True:
-            seen = await asyncio.to_thread(self._history.look)
-            self._history.add(seen)
+            try:
+                self._history.add(await asyncio.to_thread(self._history.look))
+            except RollwayError as error:
+                self._history.problem = str(error)
             await asyncio.sleep(self._history.interval_s)
 
 

@@ -27,8 +27,8 @@ def shm():
 class Started:
     """`rollway dashboard …` on any free port."""
 
-    def __init__(self, *args):
-        self.command = Command("dashboard", "--port", 0, "--interval", 0.2, *args)
+    def __init__(self, *args, **variables):
+        self.command = Command("dashboard", "--port", 0, "--interval", 0.2, *args, **variables)
         self.url = self.command.line("Rollway dashboard: ").split()[-1]
 
     def kill(self):
@@ -42,8 +42,8 @@ def start():
     """Starts dashboards with other options: ``start("--host", …)``."""
     dashboards = []
 
-    def run(*args):
-        dashboards.append(Started(*args))
+    def run(*args, **variables):
+        dashboards.append(Started(*args, **variables))
         return dashboards[-1]
 
     yield run

@@ -124,6 +124,13 @@ def test_a_damaged_segment_says_so(url, visit):
         expect(card(page, "odd")).to_contain_text("live")
 
 
+def test_a_directory_that_is_not_there_is_said_until_it_is(start, visit, tmp_path):
+    page = visit(start(ROLLWAY_SHM_DIR=str(tmp_path / "late")).url)
+    expect(page.get_by_text("let ROLLWAY_SHM_DIR name a directory")).to_be_visible()
+    (tmp_path / "late").mkdir()
+    expect(page.get_by_text("No segments. They appear here")).to_be_visible()
+
+
 def test_a_page_of_no_segment_says_so(url, visit):
     expect(visit(f"{url}segment/nowhere").get_by_text("No segment 'nowhere' was seen")).to_be_visible()
 
