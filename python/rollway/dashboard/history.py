@@ -31,15 +31,17 @@ class Series:
         self._times = np.zeros(capacity)
         self._values = np.zeros((capacity, len(SERIES)), np.float32)
         self._count = 0
+        self._drawn: dict[tuple[float, int], tuple[Array, Array]] = {}
 
     def add(self, at: float, values: Sequence[float]) -> None:
         """Adds a point. The oldest makes room for it."""
         index = self._count % len(self._times)
         self._times[index], self._values[index] = at, values
         self._count += 1
+        self._drawn.clear()
 
     def last(self, seconds: float, now: float, points: int) -> tuple[Array, Array]:
-        """Times and values of the last ``seconds``, averaged to at most ``points`` points.
+        """Times and values of the last ``seconds``, averaged to about ``points`` points at most.
 
         The averages are over fixed steps of the clock, so that they do not change from call to call.
 
@@ -50,22 +52,24 @@ class Series:
         >>> times.tolist(), values[:, 0].tolist()
         ([1.0, 3.0, 5.0, 7.0], [0.5, 2.5, 4.5, 6.5])
         """
+        if (seconds, points) not in self._drawn:  # one computation for all plots and browsers
+            self._drawn[seconds, points] = self._averaged(now - seconds, points)
+        return self._drawn[seconds, points]
+
+    def _averaged(self, begin: float, points: int) -> tuple[Array, Array]:
         kept = min(self._count, len(self._times))
-        order = (np.arange(self._count - kept, self._count)) % len(self._times)
+        order = np.arange(self._count - kept, self._count) % len(self._times)
+        order = order[self._times[order] >= begin]
         times, values = self._times[order], self._values[order].astype(np.float64)
-        recent = times >= now - seconds
-        times, values = times[recent], values[recent]
         if len(times) <= points:
             return times, values
-        step = 2.0 ** np.ceil(np.log2((now - times[0]) / points))
-        steps, which = np.unique(np.floor(times / step), return_inverse=True)
+        step = 2.0 ** np.ceil(np.log2(max(np.ptp(times), 1e-3) / points))
+        steps = np.floor(times / step)
+        starts = np.flatnonzero(np.diff(steps, prepend=steps[0] - 1))
         known = np.isfinite(values)
-        sums = np.zeros((len(steps), len(SERIES)))
-        counts = np.zeros_like(sums)
-        np.add.at(sums, which, np.where(known, values, 0))
-        np.add.at(counts, which, known)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return (steps + 0.5) * step, sums / counts
+        sums = np.add.reduceat(np.where(known, values, 0), starts)
+        with np.errstate(invalid="ignore"):
+            return (steps[starts] + 0.5) * step, sums / np.add.reduceat(known, starts, dtype=np.float64)
 
 
 class Watched:

@@ -101,6 +101,14 @@ def test_the_history_holds_one_hour_and_no_more():
     assert series.last(3, 25, points=100)[0].tolist() == [22, 23, 24]
 
 
+def test_a_clock_that_is_set_back_does_no_harm():
+    series = Series(100)
+    for at in (1000, 1001, 1002, 400, 401, 402):
+        series.add(at, [1.0] * len(SERIES))
+    times, values = series.last(3600, 402, points=2)
+    assert len(times) <= 3 and (of(values, "fill") == 1).all()
+
+
 def test_averages_leave_out_what_is_not_known():
     series = Series(100)
     for at in range(8):
