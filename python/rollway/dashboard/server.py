@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import secrets
 import socket
 from collections.abc import AsyncIterator, Sequence
@@ -134,7 +135,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.listen(128)
     except OSError as error:
         listener.close()
-        raise AddressUnavailable(
-            f"the dashboard cannot listen on {host}:{port}: {error.strerror}. Choose another --port, 0 for any"
-        ) from None
+        taken = error.errno == errno.EADDRINUSE
+        advice = "Choose another --port, 0 for any" if taken else "Is --host an address of this machine?"
+        raise AddressUnavailable(f"the dashboard cannot listen on {host}:{port}: {error.strerror}. {advice}") from None
     return listener

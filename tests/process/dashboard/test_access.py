@@ -66,13 +66,18 @@ def test_the_token_can_be_given_in_a_file(start, tmp_path):
 def test_a_token_that_is_too_short_is_refused(tmp_path):
     (tmp_path / "token").write_text("short")
     code, _, err = Command("dashboard", "--port", 0, "--token-file", tmp_path / "token").ends()
-    assert code == 1 and "16 bytes or more" in err
+    assert code == 1 and "16 bytes or more" in " ".join(err.split())
 
 
 def test_a_port_that_is_taken_is_an_error_that_says_what_to_do():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         code, _, err = Command("dashboard", "--port", taken.getsockname()[1]).ends()
-    assert code == 1 and "Choose another --port" in err and "Traceback" not in err
+    assert code == 1 and "Choose another --port" in " ".join(err.split()) and "Traceback" not in err
+
+
+def test_an_address_of_another_machine_is_an_error_that_says_so():
+    code, _, err = Command("dashboard", "--host", "203.0.113.9").ends()
+    assert code == 1 and "Is --host an address of this machine?" in " ".join(err.split())
 
 
 def test_a_foreign_name_for_loopback_is_refused(url):
