@@ -159,3 +159,9 @@ def test_a_missing_segment_is_one_sentence(shm):
     for command in ("why", "peek"):
         ended = subprocess.run([sys.executable, "-m", "rollway.cli", command, "x"], capture_output=True, text=True)
         assert ended.returncode == 1 and ended.stderr.startswith("error: there is no segment 'x'")
+
+
+def test_the_dashboard_names_the_extra_that_is_missing(monkeypatch):
+    monkeypatch.setattr("rollway.errors.find_spec", lambda name: None)
+    with pytest.raises(rollway.errors.MissingExtra, match=r"needs nicegui: pip install '\.\[dashboard\]' in the clone"):
+        run("dashboard")
