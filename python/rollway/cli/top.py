@@ -13,17 +13,21 @@ import tty
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from rollway.cli.console import console, plain, print_json
-from rollway.inspect import Interval, Monitor, Unreadable, summary
+from rollway.inspect import Interval, Monitor, Unreadable, judge, summary
+from rollway.inspect.summary import duration
 
 Seen = Interval | Unreadable
 
 _KEYS = "q: quit   p: pause   s: sort"
+_MOST_KEYS = 9
+"""So many segments have a key of their own."""
 
 
 def show(names: Sequence[str], interval_s: float, *, once: bool, as_json: bool) -> int:
@@ -45,13 +49,22 @@ def show(names: Sequence[str], interval_s: float, *, once: bool, as_json: bool) 
 
 def _live(monitor: Monitor, seen: list[Seen], interval_s: float, out: Any) -> None:
     order, paused, due = 0, False, time.monotonic() + min(interval_s, 0.2)
+    chosen: str | None = None
     with _keyboard() as fd, Live(console=out, screen=True, auto_refresh=False) as live:
         while True:
-            status = f"{_KEYS} (by {summary.ORDERS[order]}){'   PAUSED' if paused else ''}"
-            live.update(Group(frame(seen, summary.ORDERS[order]), Text(status, style="dim")), refresh=True)
+            names = [one.name for one in seen]
+            sort = summary.ORDERS[order]
+            if chosen in names:
+                picture, keys = detail(seen[names.index(chosen)], sort), "0: all segments"
+            else:
+                picture, keys = frame(seen, sort, numbered=True), "1 to 9: look into a segment"
+            status = f"{_KEYS} (by {sort})   {keys}{'   PAUSED' if paused else ''}"
+            live.update(Group(picture, Text(status, style="dim")), refresh=True)
             key = _key(fd, max(due - time.monotonic(), 0.0))
             if key in ("q", "\x03", "\x04"):
                 return
+            if key.isdecimal():
+                chosen = names[int(key) - 1] if 1 <= int(key) <= len(names) else None
             if key == "p":
                 paused = not paused
             if key == "s":
@@ -79,17 +92,37 @@ def _key(fd: int, timeout: float) -> str:
     return os.read(fd, 1).decode(errors="replace") or "q" if ready else ""
 
 
-def frame(seen: Sequence[Seen], order: str = "role") -> RenderableType:
+def frame(seen: Sequence[Seen], order: str = "role", *, numbered: bool = False) -> RenderableType:
     """One picture of all segments."""
     if not seen:
         return Text("No segments.")
     parts: list[RenderableType] = []
-    for one in seen:
+    for number, one in enumerate(seen, start=1):
+        key = Text(f"{number} " if numbered and number <= _MOST_KEYS else "", style="dim")
         if isinstance(one, Unreadable):
-            parts.append(Text.assemble((one.name, "bold"), "  ", plain(one.problem, "red")))
-            continue
-        parts += [_heading(one), _participants(one, order), ""]
+            parts.append(key + _problem(one))
+        else:
+            parts += [key + _heading(one), _participants(one, order), ""]
     return Group(*parts)
+
+
+def detail(one: Seen, order: str = "role") -> RenderableType:
+    """One segment: also the verdict, how long things take, and all its numbers."""
+    if isinstance(one, Unreadable):
+        return _problem(one)
+    first, *evidence = judge(one).lines
+    verdict = [plain(first, "bold"), *(plain(line) for line in evidence)]
+    times = [
+        Text(f"{name}: p50 {duration(found.p50_ns)}, p90 {duration(found.p90_ns)}, p99 {duration(found.p99_ns)}")
+        for name, found in one.after.histograms.items()
+        if found.count
+    ]
+    numbers = Columns([f"{name} {value:,}" for name, value in one.after.numbers.items()], padding=(0, 3))
+    return Group(_heading(one), "", *verdict, "", _participants(one, order), "", *times, "", numbers, "")
+
+
+def _problem(one: Unreadable) -> Text:
+    return Text.assemble((plain(one.name).plain, "bold"), "  ", plain(one.problem, "red"))
 
 
 def _heading(interval: Interval) -> Text:

@@ -81,7 +81,8 @@ def test_top_on_a_terminal_draws_until_q(server):
     try:
         shown = _read_until(leader, b"q: quit")
         assert b"running" in shown and b"own producer" in shown
-        for key, words in ((b"s", b"by rate"), (b"p", b"PAUSED"), (b"q", None)):
+        keys = ((b"s", b"by rate"), (b"1", b"producers: "), (b"0", b"1 to 9"), (b"p", b"PAUSED"), (b"q", None))
+        for key, words in keys:
             os.write(leader, key)
             _read_until(leader, words)
         assert process.wait(30) == 0
