@@ -52,6 +52,8 @@ def facts(interval: Interval) -> list[str]:
         parts.append(f"remote workers: {connected}" + (f", {lost} lost" if lost else ""))
     if look.dead:
         parts.append(f"{len(look.dead)} died")
+    if (joined := look.numbers["joined"]) > len(look.participants):
+        parts.append(f"{joined:,} joined so far")
     return parts
 
 

@@ -151,7 +151,10 @@ _SEGMENT = {
         last_commit_age_seconds="Seconds since the last commit of any participant.",
         participants="Participants, by role and state: alive, stopped (by a signal or a debugger), dead.",
     ),
-    **_only_grow(samples_committed="Samples that workers committed."),
+    **_only_grow(
+        joined="Participants that attached so far: more than there are, if some left or were started again.",
+        samples_committed="Samples that workers committed.",
+    ),
     **_may_fall(
         published_version="The version that the learner of records announced last.",
         published_age_seconds="Seconds since the latest version of the weights was published.",

@@ -45,6 +45,14 @@ def test_a_look_at_a_ring_says_what_server_stats_say(name):
         assert only(Inspection(name).look(), "learner").activity == "work"
 
 
+def test_a_look_counts_all_that_ever_joined(name):
+    with rollway.Server(EXAMPLE, 2, rollway.ShmTransport(name)):
+        for joined in (2, 3):
+            with rollway.ShmClient(name, EXAMPLE):
+                look = Inspection(name).look()
+                assert (look.numbers["joined"], len(look.participants)) == (joined, 2)
+
+
 def test_a_look_changes_no_byte_and_takes_no_seat(name):
     with rollway.Server(EXAMPLE, 2, rollway.ShmTransport(name)) as server:
         server.submit_many({"obs": np.ones((3, 4), np.float32)})

@@ -22,6 +22,7 @@ use crate::schema;
 use crate::segment::Segment;
 use crate::segment::histogram::Snapshot;
 use crate::sys::clock::monotonic_ns;
+use crate::sys::sync::Ordering;
 use crate::vector_env::{self, VectorEnv};
 use crate::weights::{self, Weights};
 pub use newest::Newest;
@@ -100,7 +101,9 @@ impl Inspection {
     pub fn look(&self) -> Result<Look> {
         let segment = self.segment();
         let at_ns = monotonic_ns();
-        let (numbers, histograms) = self.numbers(at_ns)?;
+        let (mut numbers, histograms) = self.numbers(at_ns)?;
+        let joined = segment.seats().iter().map(|record| u64::from(record.life.load(Ordering::Relaxed)));
+        numbers.push(("joined", joined.sum()));
         Ok(Look {
             at_ns,
             numbers,
