@@ -137,8 +137,8 @@ lint-python: check-tree
 	$(CHECK_PY) -m mypy.stubtest rollway._core
 
 lint-workflows: $(CHECK_VENV)/.tools
-	$(CHECK_VENV)/bin/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml
-	$(CHECK_VENV)/bin/check-jsonschema -q --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(CHECK_VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(CHECK_VENV)/bin/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 
 format: $(CHECK_VENV)/.tools ## Format everything
 	cargo fmt --all

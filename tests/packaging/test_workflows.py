@@ -58,7 +58,7 @@ def test_every_workflow_may_only_read(name):
     assert "secrets" not in (ROOT / f".github/workflows/{name}.yml").read_text()
 
 
-def test_only_the_job_that_uploads_to_pypi_has_an_identity_and_it_runs_no_code_of_ours():
+def test_only_the_job_that_uploads_to_pypi_has_an_identity_and_runs_no_code_of_ours():
     more = {name: job for name, job in jobs() if "permissions" in job}
     assert {name: job["permissions"] for name, job in more.items()} == {"publish.publish": {"id-token": "write"}}
     job = more["publish.publish"]
