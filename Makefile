@@ -15,17 +15,17 @@ BENCHES := ring net records weights replay kills groups cuts rollouts orphans ve
 FUZZ_TARGETS := frame inventory record schema segment
 CARGO_DENY := target/tools/bin/cargo-deny
 HOST = $(shell rustc +nightly -vV | sed -n 's/^host: //p')
-ASAN_TESTS := $(addprefix tests/unit/,machine net records ring weights compat/test_zero_copy_shm_buffer.py test_numbers.py)
+ASAN_TESTS := $(addprefix tests/unit/,metrics net records ring weights compat/test_zero_copy_shm_buffer.py test_numbers.py)
 INSTALL := $(UV) pip install -q --python $(PY)
 INSTALL_CHECK := $(UV) pip install -q --python $(CHECK_PY)
 # A dozen processes of the tests import torch, ray and SkyRL: compiled once, not by each of them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo check check-tree check-unit check-unit-slow test test-rust test-loom test-fault test-types test-python test-core test-process test-peers \
-	soak fuzz asan tsan miri bench lint lint-rust lint-python lint-workflows format hooks wheel test-wheel deny advisories check-release clean
+	soak fuzz asan tsan miri bench lint lint-rust lint-python lint-monitoring lint-workflows format hooks wheel test-wheel deny advisories check-release clean
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-14s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-15s %s\n", $$1, $$2 }'
 
 demo: $(VENV)/.built ## Set up everything, then stream trajectories from four workers to a learner
 	$(VENV)/bin/rollway demo
@@ -124,7 +124,7 @@ bench: $(VENV)/.bench ## Measure beside the peers, in one run, whatever fails on
 	done; \
 	if (($${#failed[@]})); then printf '%s\n' "$${failed[@]}" >&2; exit 1; fi
 
-lint: lint-rust lint-python lint-workflows ## rustfmt, clippy, ruff, mypy, stubs, workflows; without torch, ray or jax
+lint: lint-rust lint-python lint-monitoring lint-workflows ## rustfmt, clippy, ruff, mypy, stubs, alert rules, workflows; without torch, ray or jax
 
 lint-rust:
 	cargo fmt --all --check
@@ -135,6 +135,11 @@ lint-python: check-tree
 	$(CHECK_VENV)/bin/ruff format --check
 	$(CHECK_VENV)/bin/mypy
 	$(CHECK_PY) -m mypy.stubtest rollway._core
+
+lint-monitoring: ## Alert rules and their tests, by promtool (downloads it on Debian: scripts/promtool.sh)
+	promtool=$$(scripts/promtool.sh); \
+	$$promtool check rules monitoring/alerts.yaml; \
+	$$promtool test rules monitoring/alerts_test.yaml
 
 lint-workflows: $(CHECK_VENV)/.tools
 	$(CHECK_VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml

@@ -231,6 +231,19 @@ def test_a_run_is_observed_as_its_page_says(capsys, name):
     assert [line.partition(" Shares(")[0] for line in participants] == ["learner", "own producer"]
 
 
+def test_numbers_are_written_to_tensorboard_as_the_page_on_metrics_says(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    execute("docs/metrics.md", 0, {"logs/run1": str(tmp_path)})
+    (event,) = EventAccumulator(str(tmp_path)).Reload().Tensors("rollway/samples_released")
+    assert event.tensor_proto.float_val == [2.0]
+
+
+def test_every_alert_is_on_the_page_on_metrics():
+    alerts = set(re.findall(r"alert: (\w+)", (ROOT / "monitoring/alerts.yaml").read_text()))
+    assert alerts == set(re.findall(r"`(Rollway[A-Z]\w+)` ?[,|]", (ROOT / "docs/metrics.md").read_text()))
+
+
 def test_every_block_is_run():
     found = {str(document.relative_to(ROOT)): len(blocks(document)) for document in DOCUMENTS}
     run_above = {
@@ -243,6 +256,7 @@ def test_every_block_is_run():
         "docs/torch.md": 3,
         "docs/jax.md": 2,
         "docs/observe.md": 1,
+        "docs/metrics.md": 1,
     }
     assert {document: count for document, count in found.items() if count} == run_above
 

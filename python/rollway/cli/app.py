@@ -137,6 +137,35 @@ def peek(
     peek_command.show(name, count, seconds, as_json=json)
 
 
+@app.command()
+def metrics(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Segments; all if none is given.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Where to listen. Any address but loopback needs a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 9464,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="ROLLWAY_METRICS_TOKEN",
+            show_envvar=True,
+            help="What requests must have, as a bearer token. Other users see the command line: prefer the variable.",
+        ),
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Encrypt, with this certificate (PEM).")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="The private key of the certificate (PEM).")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print them, and end.")] = False,
+) -> None:
+    """Serve the metrics of all segments for Prometheus, as OpenMetrics. It needs no code in the run, and only reads."""
+    need_packages("rollway metrics", "metrics", "prometheus_client")
+    from rollway.cli import metrics as metrics_command
+
+    if once:
+        metrics_command.show(names or [])
+    else:
+        metrics_command.serve(names or [], host, port, token, tls_cert, tls_key)
+
+
 # Options of `rollway train` have no default here: what is not given is as in the run that is resumed.
 Env = Annotated[str | None, typer.Option(help="A Gymnasium environment.")]
 Wrapper = Annotated[

@@ -41,21 +41,29 @@ class DeviceBatches(Iterator[Any]):
     def __next__(self) -> Any:
         while not self._ended and len(self._pending) < self._depth:
             try:
-                host = self._source.take(self._allocate, wait=not self._pending)
+                started = self._start_next(wait=not self._pending)
             except ConnectionClosedError:
                 self._ended = True
                 break
-            if host is None:
+            if started is None:
                 break
-            try:
-                self._pending.append(self._started(host))
-            except BaseException:
-                if host.sample is not None:
-                    host.sample.release()
-                raise
+            self._pending.append(started)
         if not self._pending:
             raise StopIteration
         return self._arrived(self._pending.popleft())
+
+    def _start_next(self, wait: bool) -> Any:
+        """Starts the copy of the next batch; ``None`` when there is none yet and ``wait`` is false."""
+        host = self._source.take(self._allocate, wait=wait)
+        return None if host is None else self._started_or_released(host)
+
+    def _started_or_released(self, host: HostBatch) -> Any:
+        try:
+            return self._started(host)
+        except BaseException:
+            if host.sample is not None:
+                host.sample.release()
+            raise
 
     def _allocate(self, nbytes: int) -> Array:
         return np.empty(nbytes, np.uint8)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from rollway._core import Sample
+from rollway._core import Consumer, Sample
 
 Array = np.ndarray[Any, Any]
 Path = tuple[Any, ...]
@@ -89,17 +89,25 @@ class HostBatch(NamedTuple):
     """Of the block, where it is known."""
 
 
-class BatchSource(Protocol):
+class BatchSource:
     """Where batches come from."""
 
+    consumer: Consumer | None = None
+    """Of a ring: its whole batches lie alike, so that native code may take and copy them."""
+
     def pin(self) -> None:
-        """Page-locks the memory of batches that are not gathered. `DeviceFailed` says why, when it cannot be done."""
+        """Page-locks the memory of batches that are not gathered. `DeviceFailed` says why it cannot be done."""
 
     def take(self, allocate: Allocate, *, wait: bool) -> HostBatch | None:
         """The next batch; ``None`` when there is none yet and ``wait`` is false.
 
         `ConnectionClosedError` when none will come.
         """
+        raise NotImplementedError
+
+    def host_batch(self, sample: Sample, allocate: Allocate) -> HostBatch:
+        """A batch that was taken from `consumer`."""
+        raise NotImplementedError
 
 
 def gathered(arrays: list[Array], paths: Sequence[Path], build: Build, allocate: Allocate) -> HostBatch:

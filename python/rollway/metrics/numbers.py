@@ -1,9 +1,10 @@
-"""Numbers: what each key of a `stats()` and each histogram means, in one sentence.
+"""Numbers: what each key of a `stats()`, each number of `rollway metrics` and each histogram means, in one sentence.
 
 This is the only place that says so. The HELP texts of the metrics come from here, and the tests compare
 `docs/numbers.md` and the real keys with it.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -59,6 +60,8 @@ _RING = {
     ),
     **_WAITS,
 }
+
+_RECOVERED = "Versions, or rows, that were taken back from processes that died."
 
 _RECORDS = {
     **_may_fall(
@@ -139,6 +142,54 @@ _TCP_CLIENT = {
     ),
 }
 
+_SEGMENT = {
+    **_may_fall(
+        segment_readable="Whether the segment can be looked at: 0 if it is damaged, or another version made it.",
+        segment_closed="Whether the segment was shut down: 1 or 0.",
+        used_bytes="Bytes of memory that the segment takes now.",
+        fill_ratio="Share that is taken: of a ring's slots, of the bytes of lanes with a worker, of a table's rows.",
+        last_commit_age_seconds="Seconds since the last commit of any participant.",
+        participants="Participants, by role and state: alive, stopped (by a signal or a debugger), dead.",
+    ),
+    **_only_grow(samples_committed="Samples that workers committed."),
+    **_may_fall(
+        published_version="The version that the learner of records announced last.",
+        published_age_seconds="Seconds since the latest version of the weights was published.",
+        max_buffers="Copies of the weights that may exist at once.",
+        weight_bytes="Bytes of one version of the weights.",
+        workers="Processes that a vector environment has workers for.",
+        envs="Environments of a vector environment.",
+        data_bytes="Bytes for the observations and actions of a vector environment.",
+        unanswered="Requests to environments that have no answer yet.",
+        look_seconds="Seconds that it took to look at all segments.",
+    ),
+}
+
+_PARTICIPANT = {
+    **_may_fall(
+        participant_alive="Whether the participant lives: 0 if it died without closing.",
+        participant_stopped="Whether a signal or a debugger has stopped the participant: 1 or 0.",
+        participant_joined_timestamp_seconds="When the participant attached, in seconds of Unix time.",
+    ),
+    **_only_grow(
+        participant_seconds="Seconds by activity: wait_data, wait_room, hold, or work, which is the rest.",
+        participant_copy_seconds="Seconds of work that were copying into shared memory; an estimate.",
+        participant_committed="Samples, records, rows, versions or answers that the participant committed.",
+    ),
+    **_may_fall(
+        participant_activity_seconds="Seconds that the participant has been at its present activity.",
+        participant_last_commit_age_seconds="Seconds since the last commit of the participant.",
+        participant_writing="Slots, records or rows that it has reserved; requests that it has not answered.",
+        participant_holding="Batches or records that it has taken and not released; weights that it is reading.",
+        participant_oldest_held_seconds="Seconds that the participant has held the oldest of its batches.",
+        participant_unread="Records of the participant that no learner has taken.",
+        participant_version="The version that a reader has, or that the last commit of a worker was made with.",
+        participant_versions_behind="Versions that were published after the one of the participant.",
+        participant_remote_connected="Workers on other hosts that are connected.",
+    ),
+    **_only_grow(participant_remote_lost="Connections of workers on other hosts that ended without a goodbye."),
+}
+
 GROUPS: dict[str, dict[str, Number]] = {
     "A ring": _RING,
     "Records": _RECORDS,
@@ -160,7 +211,7 @@ GROUPS: dict[str, dict[str, Number]] = {
         **_only_grow(
             retries="How often a reader had to copy again, because the version was overwritten meanwhile.",
             overtaken="How often the writer overwrote a version that a reader was copying.",
-            recovered="Versions that dead readers had kept, and that were freed.",
+            recovered=_RECOVERED,
         ),
     },
     "Weights over TCP": _only_grow(
@@ -183,7 +234,7 @@ GROUPS: dict[str, dict[str, Number]] = {
             added="Rows that were added.",
             overwritten="Of those, how many replaced a whole row.",
             skipped="Rows that an adder passed over, because another process was writing them.",
-            recovered="Rows that were taken over from processes that died.",
+            recovered=_RECOVERED,
             sampled="Rows that were sampled.",
             redrawn="Draws that were repeated, because the row was being written.",
         ),
@@ -197,8 +248,10 @@ GROUPS: dict[str, dict[str, Number]] = {
             records_late="Records that were not used: their group was complete or given up.",
         ),
     },
+    "A segment from outside": _SEGMENT,
+    "A participant from outside": _PARTICIPANT,
 }
-"""Every key of every `stats()`, by what it is about."""
+"""Every key of every `stats()`, by what it is about; and what `rollway metrics` has beside these."""
 
 STATS = {
     "Server": ("A ring", "The workers of a server", "A server with a TcpTransport"),
@@ -228,7 +281,19 @@ HISTOGRAMS = {
 """Every key of `histograms()`."""
 
 
+OUTSIDE = ("A ring", "Records", "Weights", "A replay buffer", "A segment from outside", "A participant from outside")
+"""The groups of `rollway metrics`."""
+
+
 def of_servers() -> dict[str, Number]:
     """The numbers of all kinds of servers. A key that two kinds have means the same."""
-    groups = (*STATS["Server"], *STATS["RecordServer"])
+    return _merged((*STATS["Server"], *STATS["RecordServer"]))
+
+
+def of_segments() -> dict[str, Number]:
+    """The numbers of all kinds of segments, seen from outside. A key that two kinds have means the same."""
+    return _merged(OUTSIDE)
+
+
+def _merged(groups: Sequence[str]) -> dict[str, Number]:
     return {key: number for group in groups for key, number in GROUPS[group].items()}

@@ -6,19 +6,15 @@ Numbers are read from the ring on request, and cost nothing in between.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rollway.errors import need_packages
-from rollway.metrics.numbers import HISTOGRAMS, Number, of_servers
+from rollway.metrics.families import Families, openmetrics_text
+from rollway.metrics.numbers import of_servers
 from rollway.transport.server_base import ServerBase
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
-
-CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-
-_QUANTILES = (("0.5", "p50_ns"), ("0.9", "p90_ns"), ("0.99", "p99_ns"))
 
 
 class Collector:
@@ -34,26 +30,13 @@ class Collector:
 
     def collect(self) -> Iterator[Metric]:
         """Reads every number once."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
-
-        families: dict[str, Any] = {}
-        known = of_servers()
+        families = Families(of_servers(), "transport")
         for ring, server in self._servers.items():
             for name, value in server.stats().items():
-                if name not in families:
-                    number = known.get(name) or Number(f"`{name}` of a transport.", False)
-                    kind = CounterMetricFamily if number.only_grows else GaugeMetricFamily
-                    families[name] = kind(f"rollway_{name}", number.sentence, labels=["ring"])
-                families[name].add_metric([ring], value)
+                families.add(name, value, {"ring": ring})
             for name, snapshot in server.histograms().items():
-                full = f"rollway_{name}_seconds"
-                if full not in families:
-                    families[full] = SummaryMetricFamily(full, HISTOGRAMS[name], labels=["ring"])
-                families[full].add_metric([ring], snapshot.count, snapshot.mean_ns * snapshot.count / 1e9)
-                for quantile, field in _QUANTILES if snapshot.count else ():
-                    seconds = getattr(snapshot, field) / 1e9
-                    families[full].add_sample(full, {"ring": ring, "quantile": quantile}, seconds)
-        yield from families.values()
+                families.add_histogram(name, snapshot, {"ring": ring})
+        yield from families
 
 
 def openmetrics(*servers: ServerBase) -> str:
@@ -66,14 +49,7 @@ def openmetrics(*servers: ServerBase) -> str:
     >>> [line for line in text.splitlines() if line.startswith("rollway_ready_samples")]
     ['rollway_ready_samples{ring="in-process"} 1.0']
     """
-    collector = Collector(*servers)
-    from prometheus_client import CollectorRegistry
-
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(collector)
-    exposition: Any = import_module("prometheus_client.openmetrics.exposition")  # has no types
-    text: bytes = exposition.generate_latest(registry)
-    return text.decode()
+    return openmetrics_text(Collector(*servers))
 
 
 def _labelled(servers: Sequence[ServerBase]) -> dict[str, ServerBase]:

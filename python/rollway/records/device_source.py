@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 import numpy as np
 
 from rollway._core import Record
-from rollway.device.block import Allocate, Array, BlockLayout, HostBatch, Path
+from rollway.device.block import Allocate, Array, BatchSource, BlockLayout, HostBatch, Path
 from rollway.errors import ConnectionClosedError, InvalidArgument, WaitTimeout
 from rollway.records.batches import PackedBatch, PaddedBatch, RecordRows, pack, pad
 
@@ -83,7 +83,7 @@ def _copy_the_others(arrays: list[Array], places: list[Array]) -> None:
             place[...] = array
 
 
-class RecordSource:
+class RecordSource(BatchSource):
     """Batches of so many records, without tombstones. The last one, when the records are shut down, may be smaller."""
 
     def __init__(self, server: RecordServer, batch_size: int, gatherer: RecordGatherer) -> None:
@@ -91,9 +91,6 @@ class RecordSource:
             raise InvalidArgument(f"batch_size = {batch_size} is out of range: at least 1")
         self._server, self._batch_size, self._gatherer = server, batch_size, gatherer
         self._held: list[Record] = []
-
-    def pin(self) -> None:
-        """Does nothing: batches are gathered."""
 
     def take(self, allocate: Allocate, *, wait: bool) -> HostBatch | None:
         """The next batch; see `BatchSource`."""
@@ -122,14 +119,11 @@ class RecordSource:
         return records
 
 
-class GroupSource:
+class GroupSource(BatchSource):
     """Groups that an assembler makes of a server's records: pairs of the group and its batch."""
 
     def __init__(self, server: RecordServer, assembler: GroupAssembler, gatherer: RecordGatherer) -> None:
         self._server, self._assembler, self._gatherer = server, assembler, gatherer
-
-    def pin(self) -> None:
-        """Does nothing: batches are gathered."""
 
     def take(self, allocate: Allocate, *, wait: bool) -> HostBatch | None:
         """The next group that has records; see `BatchSource`."""

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rollway.device.block import Allocate, HostBatch
+from rollway.device.block import Allocate, BatchSource, HostBatch
 
 if TYPE_CHECKING:
     from rollway.replay.buffer import TransitionBuffer
 
 
-class TransitionSource:
+class TransitionSource(BatchSource):
     """Batches of so many transitions. There is always a next one, until the buffer is closed."""
 
     def __init__(self, buffer: TransitionBuffer, batch_size: int) -> None:
         self._buffer, self._batch_size = buffer, batch_size
         self._layout = buffer.layout.of_rows(batch_size)
-
-    def pin(self) -> None:
-        """Does nothing: batches are gathered."""
 
     def take(self, allocate: Allocate, *, wait: bool) -> HostBatch | None:
         """The next batch; see `BatchSource`. `BufferEmpty` when there is nothing to draw from."""

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import optree
 
-from rollway._core import Sample
-from rollway.device.block import Allocate, Array, BlockLayout, HostBatch, gathered
+from rollway._core import Consumer, Sample
+from rollway.device.block import Allocate, Array, BatchSource, BlockLayout, HostBatch, gathered
 from rollway.schema.pytree import NAMESPACE
 
 
-class SampleSource:
+class SampleSource(BatchSource):
     """Whole batches lie in one piece of the ring. Batches that were closed early are gathered.
 
     Args:
@@ -20,22 +20,35 @@ class SampleSource:
             `ConnectionClosedError` when none will come.
         pin: Page-locks the ring, if it is not yet.
         size: Samples in a whole batch.
+        consumer: What the samples are taken from, if another taker of it is welcome.
         row: Give only the first sample of each batch, without its first dimension.
     """
 
     def __init__(
-        self, take: Callable[[bool], Sample | None], pin: Callable[[], None], size: int, *, row: bool = False
+        self,
+        take: Callable[[bool], Sample | None],
+        pin: Callable[[], None],
+        size: int,
+        *,
+        consumer: Consumer | None = None,
+        row: bool = False,
     ) -> None:
         self._take, self._size, self._row = take, size, row
-        self.pin = pin
+        self._pin, self.consumer = pin, consumer
         self._layout: BlockLayout | None = None
         self._found: dict[int, tuple[BlockLayout, Array, int, list[Array]]] = {}  # by buffer of the ring
+
+    def pin(self) -> None:
+        """Page-locks the ring."""
+        self._pin()
 
     def take(self, allocate: Allocate, *, wait: bool) -> HostBatch | None:
         """The next batch; see `BatchSource`."""
         sample = self._take(wait)
-        if sample is None:
-            return None
+        return None if sample is None else self.host_batch(sample, allocate)
+
+    def host_batch(self, sample: Sample, allocate: Allocate) -> HostBatch:
+        """A batch that was taken."""
         if len(sample) != self._size:  # Its rows may have been put together elsewhere.
             with sample:
                 paths, arrays, treedef = optree.tree_flatten_with_path(sample.batch, namespace=NAMESPACE)

@@ -187,7 +187,7 @@ class Server(ServerBase):
         ...     next(server.device_iter("cpu"))["obs"].tolist()
         [[0.0, 0.0], [1.0, 1.0]]
         """
-        source = SampleSource(self._take, self._pin_once, self._batch_size)
+        source = SampleSource(self._take, self._pin_once, self._batch_size, consumer=self._consumer)
         return device_batches(source, device, depth, framework)
 
     def _take(self, wait: bool) -> Sample | None:

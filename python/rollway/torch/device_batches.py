@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from rollway._core import Upload, Uploads
+from rollway._core import Sample, Upload, Uploads
 from rollway.device.batches import DeviceBatches
-from rollway.device.block import Array, BatchSource, HostBatch
+from rollway.device.block import Array, BatchSource, BlockLayout, HostBatch
 from rollway.errors import DeviceFailed, InvalidArgument
 from rollway.torch.tensors import BlockTensors
 
@@ -66,15 +66,8 @@ class _DeviceMemory:
         self.streams: set[int] = set()  # that torch knows to use it
         first = self.memory.data_ptr()
         batches = tensors.batches(self.memory, stride, blocks)
-        self._unused = [(first + number * stride, batch) for number, batch in enumerate(batches)]
-
-    @property
-    def is_used_up(self) -> bool:
-        return not self._unused
-
-    def take_block(self) -> tuple[int, Any]:
-        """The address of a block, and the batch in it."""
-        return self._unused.pop()
+        self.unused = [(first + number * stride, batch) for number, batch in enumerate(batches)]
+        """The blocks: the address of each, and the batch in it."""
 
 
 class _CudaBatches(DeviceBatches):
@@ -85,6 +78,7 @@ class _CudaBatches(DeviceBatches):
         self._uploads = Uploads(self._device)
         self._copies = torch.cuda.ExternalStream(self._uploads.stream, self._device)
         self._memory: _DeviceMemory | None = None
+        self._whole: BlockLayout | None = None  # of a ring's batch
         self._being_copied: deque[tuple[Upload, Array]] = deque()  # blocks that were gathered
         self._pins = True
         try:
@@ -103,20 +97,44 @@ class _CudaBatches(DeviceBatches):
                 _warn_of_slow_copies(error)
         return np.empty(nbytes, np.uint8)
 
+    def _start_next(self, wait: bool) -> Any:
+        """As the base. Once a whole batch of a ring was seen, one native call takes the next and starts its copy."""
+        consumer = self._source.consumer
+        if consumer is None or self._whole is None:
+            return super()._start_next(wait)
+        nbytes = self._whole.nbytes
+        memory = self._memory_for(self._whole)
+        address, batch = memory.unused[-1]
+        upload = self._uploads.start_next(consumer, address, nbytes, wait)
+        if isinstance(upload, Sample):
+            return self._started_or_released(self._source.host_batch(upload, self._allocate))
+        if upload is None:  # None came in a moment.
+            return super()._start_next(wait) if wait else None
+        memory.unused.pop()
+        return batch, memory, upload
+
     def _started(self, host: HostBatch) -> tuple[Any, _DeviceMemory, Upload]:
-        memory, tensors = self._memory, BlockTensors.of(host.layout)
-        if memory is None or memory.tensors is not tensors:
-            memory = self._memory = self._more_memory(tensors, host.layout.nbytes, 1)
-        elif memory.is_used_up:
-            memory = self._memory = self._more_memory(tensors, host.layout.nbytes, _SHARED)
-        address, batch = memory.take_block()
+        layout = host.layout
+        memory = self._memory_for(layout)
+        address, batch = memory.unused.pop()
         there = host.block.ctypes.data if host.address is None else host.address
-        upload = self._uploads.start(there, address, host.layout.nbytes, host.sample)
-        if host.sample is None:
+        upload = self._uploads.start(there, address, layout.nbytes, host.sample)
+        if host.sample is not None:
+            self._whole = layout
+        else:
             while self._being_copied and self._being_copied[0][0].is_done:
                 self._being_copied.popleft()
             self._being_copied.append((upload, host.block))
         return batch, memory, upload
+
+    def _memory_for(self, layout: BlockLayout) -> _DeviceMemory:
+        """Memory with a block for a batch, and with more of them once such a batch was seen."""
+        memory, tensors = self._memory, BlockTensors.of(layout)
+        if memory is None or memory.tensors is not tensors:
+            memory = self._memory = self._more_memory(tensors, layout.nbytes, 1)
+        elif not memory.unused:
+            memory = self._memory = self._more_memory(tensors, layout.nbytes, _SHARED)
+        return memory
 
     def _more_memory(self, tensors: BlockTensors, nbytes: int, at_most: int) -> _DeviceMemory:
         """From torch, for the stream of the copies: torch gives it again only when all streams are done with it."""

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::segment::{Activity, LearnerSeat, Owner, PeerWatch, Role, catalog};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::sync::{AtomicU64, Ordering, Woken};
-use crate::sys::wait::{Deadline, LivenessPoll, LivenessTicker, OrderGrace};
+use crate::sys::wait::{Deadline, LivenessPoll, LivenessTicker, OrderGrace, spin_gently};
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -84,6 +84,20 @@ impl Consumer {
     /// Takes a batch if there is one and it is its turn; never waits. For callers that come back soon, such as event loops.
     pub fn try_take_in_order<C: Deref<Target = Consumer>>(this: C) -> Result<Option<Batch<C>>> {
         let taken = this.try_take(this.owner()?)?;
+        Ok(taken.map(|taken| Batch::of(this, taken)))
+    }
+
+    /// As [`try_take_in_order`](Self::try_take_in_order), for a moment again and again, without sleeping. Signals that come
+    /// meanwhile interrupt nothing.
+    pub fn take_spinning<C: Deref<Target = Consumer>>(this: C, limit: Duration) -> Result<Option<Batch<C>>> {
+        let (owner, started) = (this.owner()?, Instant::now());
+        let waiting = this.seat.waits(Activity::WaitData);
+        let mut taken = this.try_take(owner)?;
+        while taken.is_none() && started.elapsed() < limit {
+            spin_gently();
+            taken = this.try_take(owner)?;
+        }
+        drop(waiting);
         Ok(taken.map(|taken| Batch::of(this, taken)))
     }
 

@@ -67,9 +67,9 @@ pub struct Account {
     wait_data_ns: AtomicU64,
     wait_room_ns: AtomicU64,
     hold_ns: AtomicU64,
-    /// An estimate, where only some copies are timed. Part of the work.
+    /// An estimate, where only some copies are timed. Part of the work. Threads that share a handle may lose some.
     copy_ns: AtomicU64,
-    /// Samples, records, rows or answers. Threads that share a handle may lose a count.
+    /// Samples, records, rows or answers. Threads that share a handle may lose some.
     committed: AtomicU64,
     last_commit_ns: AtomicU64,
     /// Of the weights: that it read last, or that its last commit was made with.
@@ -186,11 +186,10 @@ impl Account {
         counter.fetch_add(now_ns.saturating_sub(since), Ordering::Relaxed);
     }
 
-    /// Counts what was committed. No locked instruction: that would wait for all of the copy's stores.
+    /// Counts what was committed.
     #[inline]
     pub fn note_commit(&self, count: usize, now_ns: u64, version: u32) {
-        let committed = self.committed.load(Ordering::Relaxed).wrapping_add(count as u64);
-        self.committed.store(committed, Ordering::Relaxed);
+        add(&self.committed, count as u64);
         self.last_commit_ns.store(now_ns, Ordering::Relaxed);
         self.version.store(u64::from(version), Ordering::Relaxed);
     }
@@ -202,11 +201,12 @@ impl Account {
 
     /// Adds a copy that took `ns`, and stands for `of` copies of `bytes` bytes each. A copy of less than 1 GB/s was interrupted:
     /// the others were not.
+    #[inline]
     pub fn note_copy(&self, ns: u64, of: u64, bytes: usize) {
         const OVERHEAD_NS: u64 = 10_000;
         let typical = ns.min((bytes as u64).saturating_add(OVERHEAD_NS));
         let all = ns.saturating_add(typical.saturating_mul(of.saturating_sub(1)));
-        self.copy_ns.fetch_add(all, Ordering::Relaxed);
+        add(&self.copy_ns, all);
     }
 
     /// Reads it. Any words give numbers that make sense: another process wrote them.
@@ -242,6 +242,12 @@ impl Account {
             version: self.version.load(Ordering::Relaxed),
         }
     }
+}
+
+/// Adds without a locked instruction, which would wait for all of the copy's stores.
+#[inline]
+fn add(counter: &AtomicU64, count: u64) {
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(count), Ordering::Relaxed);
 }
 
 /// What the attached participants in a role wait for now, and have waited and held so far. Nanoseconds, added up.

@@ -114,6 +114,13 @@ pub struct AdaptiveSpin {
     since: Option<Instant>,
 }
 
+/// Lets others run, and a moment pass, between two looks at memory that they write to.
+pub fn spin_gently() {
+    const LOOKS_APART: u32 = 50; // 2 µs
+    std::thread::yield_now();
+    (0..LOOKS_APART).for_each(|_| std::hint::spin_loop());
+}
+
 /// How [`AdaptiveSpin::spin_until`] ended.
 #[derive(Debug, PartialEq, Eq)]
 pub enum SpinOutcome {

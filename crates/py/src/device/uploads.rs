@@ -1,15 +1,19 @@
 //! `Uploads`: blocks of host memory that go to a GPU one after the other. `Upload`: one of them, in one asynchronous copy.
 //!
 //! A thread waits for the copies and gives their room back. The driver could call a function instead: that was no faster on an
-//! H200.
+//! H200. A copy of some megabytes takes less time than it takes to wake a thread, so both ends of it spin, where that pays.
 
 use crate::device::driver::{Entered, Gpu, Handle, Result};
-use crate::errors::named;
+use crate::errors::{named, to_py};
 use crate::ring::batch::Held;
+use crate::ring::consumer::Consumer;
 use crate::ring::sample::Sample;
 use pyo3::prelude::*;
+use rollway_core::ring::Consumer as Core;
+use rollway_core::sys::wait::spin_gently;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Copies to one GPU, on a stream of their own. Not for users: addresses and streams are taken as they are.
 #[pyclass(frozen, module = "rollway._core")]
@@ -17,6 +21,20 @@ pub struct Uploads {
     stream: Arc<Stream>,
     /// To the thread that gives room back. It ends with this.
     under_way: Sender<(Arc<Event>, Held)>,
+}
+
+/// So long a thread spins before it sleeps: somewhat longer than the copies for which waking would take as long as they do.
+const SPIN: Duration = Duration::from_micros(100);
+/// The learner's thread, the one that gives room back, and two that fill the ring.
+const WAITERS: usize = 4;
+
+/// What came of the next batch of a ring.
+#[derive(IntoPyObject)]
+pub enum Started {
+    /// It is being copied.
+    Copy(Upload),
+    /// It was closed early, so it is to be gathered.
+    Short(Sample),
 }
 
 /// A copy that was started.
@@ -74,11 +92,65 @@ impl Uploads {
         // SAFETY: the Python side gives blocks of that size, and keeps them, or their sample.
         let event = unsafe { self.stream.copy(address, to, nbytes) }.map_err(|error| failed(py, error))?;
         if let Some(held) = sample.and_then(|sample| sample.take_held(py)) {
-            // The thread is there as long as we are. After a fork it is not, and neither is the GPU.
-            let _ = self.under_way.send((event.clone(), held));
+            self.give_back_after(event.clone(), held);
         }
         Ok(Upload(event))
     }
+
+    /// Takes the next batch of a ring and starts its copy, as [`start`](Self::start). `nbytes` of whole batches lie in one
+    /// piece, which begins with the first row. `None` when there is no batch: with `spin`, after a moment.
+    fn start_next(
+        &self,
+        consumer: &Bound<'_, Consumer>,
+        to: usize,
+        nbytes: usize,
+        spin: bool,
+    ) -> PyResult<Option<Started>> {
+        let py = consumer.py();
+        let Some(batch) = self.take(consumer, spin)? else { return Ok(None) };
+        let ring = batch.consumer().ring().clone();
+        if batch.len() < ring.geometry().batch_size {
+            return Consumer::sample_of(consumer, batch).map(|sample| Some(Started::Short(sample)));
+        }
+        let buffer = batch.number().1;
+        let first =
+            (0..ring.geometry().leaf_bytes.len()).map(|leaf| ring.leaf(buffer, leaf, 0) as usize).min();
+        // SAFETY: the Python side gives a block of that size, and has seen that whole batches are as large; `batch` keeps its room.
+        match unsafe { self.stream.copy(first.unwrap_or_default(), to, nbytes) } {
+            Ok(event) => {
+                self.give_back_after(event.clone(), batch);
+                Ok(Some(Started::Copy(Upload(event))))
+            }
+            Err(error) => {
+                batch.give_back(); // Unread: nothing is lost.
+                Err(failed(py, error))
+            }
+        }
+    }
+}
+
+impl Uploads {
+    /// The room goes back when the copy is done. The thread is there as long as we are; after a fork it is not, and neither is
+    /// the GPU.
+    fn give_back_after(&self, event: Arc<Event>, held: Held) {
+        let _ = self.under_way.send((event, held));
+    }
+
+    fn take(&self, consumer: &Bound<'_, Consumer>, spins: bool) -> PyResult<Option<Held>> {
+        let py = consumer.py();
+        let core = consumer.get().core(py)?;
+        let taken = match Core::try_take_in_order(core.clone()) {
+            Ok(None) if spins && has_cores() => py.detach(|| Core::take_spinning(core, SPIN)),
+            at_once => at_once,
+        };
+        taken.map_err(|error| to_py(py, error))
+    }
+}
+
+/// Whether threads may spin: not where they take the time of those that they wait for.
+fn has_cores() -> bool {
+    static CORES: OnceLock<bool> = OnceLock::new();
+    *CORES.get_or_init(|| std::thread::available_parallelism().is_ok_and(|cores| cores.get() >= WAITERS))
 }
 
 #[pymethods]
@@ -101,9 +173,21 @@ impl Upload {
 /// Gives the room of each copy back when it is done. A GPU that is lost copies nothing any more.
 fn give_back(under_way: Receiver<(Arc<Event>, Held)>) {
     for (event, held) in under_way {
-        let _ = event.stream.gpu.enter().and_then(|entered| entered.wait_for(event.handle));
+        let _ = event.stream.gpu.enter().and_then(|entered| wait_for(&entered, event.handle));
         drop(held);
     }
+}
+
+/// Waits for a copy, at first without sleeping.
+fn wait_for(entered: &Entered, event: Handle) -> Result<()> {
+    let started = Instant::now();
+    while has_cores() && started.elapsed() < SPIN {
+        if entered.is_done(event)? {
+            return Ok(());
+        }
+        spin_gently();
+    }
+    entered.wait_for(event)
 }
 
 impl Stream {

@@ -5,12 +5,13 @@ use crate::convert::arguments::{self, deadline, seconds};
 use crate::convert::numbers;
 use crate::convert::plan::Plan;
 use crate::errors::{blocking, to_py};
+use crate::ring::batch::Held;
 use crate::ring::sample::Sample;
 use crate::segment::histogram::HistSnapshot;
 use crate::stats::{set_fields, set_waits};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use rollway_core::ring::{Batch as CoreBatch, Consumer as Core, Deadline, Ring, RingSpec};
+use rollway_core::ring::{Consumer as Core, Deadline, Ring, RingSpec};
 use std::sync::Arc;
 
 /// One consumer of a ring.
@@ -150,12 +151,15 @@ impl Consumer {
 }
 
 impl Consumer {
-    fn sample(
-        slf: &Bound<'_, Self>,
-        taken: rollway_core::Result<Option<CoreBatch<Arc<Core>>>>,
-    ) -> PyResult<Option<Sample>> {
-        let (this, batch) = (slf.get(), taken.map_err(|e| to_py(slf.py(), e))?);
-        batch.map(|batch| Sample::of(slf.py(), &this.view, this.plan.get(), batch, this.writable)).transpose()
+    fn sample(slf: &Bound<'_, Self>, taken: rollway_core::Result<Option<Held>>) -> PyResult<Option<Sample>> {
+        let batch = taken.map_err(|e| to_py(slf.py(), e))?;
+        batch.map(|batch| Self::sample_of(slf, batch)).transpose()
+    }
+
+    /// A batch that was taken, as the learner sees it.
+    pub fn sample_of(slf: &Bound<'_, Self>, batch: Held) -> PyResult<Sample> {
+        let this = slf.get();
+        Sample::of(slf.py(), &this.view, this.plan.get(), batch, this.writable)
     }
 
     pub fn ring(&self) -> &Ring {
