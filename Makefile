@@ -22,7 +22,7 @@ INSTALL_CHECK := $(UV) pip install -q --python $(CHECK_PY)
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo check check-tree check-unit check-unit-slow test test-rust test-loom test-fault test-types test-python test-core test-process test-peers \
-	soak fuzz asan tsan miri bench lint lint-rust lint-python lint-monitoring lint-workflows format hooks wheel test-wheel deny advisories check-release clean
+	soak fuzz asan tsan miri bench lint lint-rust lint-python lint-monitoring lint-workflows docs docs-serve format hooks wheel test-wheel deny advisories check-release clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-15s %s\n", $$1, $$2 }'
@@ -31,7 +31,7 @@ demo: $(VENV)/.built ## Set up everything, then stream trajectories from four wo
 	$(VENV)/bin/rollway demo
 
 check: ## On every save: linters, all Rust tests but loom, Python unit tests without torch; 90 s when warm
-	$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-rust lint check-unit check-unit-slow
+	$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-rust lint-rust lint-python check-unit check-unit-slow
 
 # Two halves side by side, because these tests wait more than they compute.
 SLOW_UNITS := tests/unit/segment tests/unit/cli
@@ -124,7 +124,7 @@ bench: $(VENV)/.bench ## Measure beside the peers, in one run, whatever fails on
 	done; \
 	if (($${#failed[@]})); then printf '%s\n' "$${failed[@]}" >&2; exit 1; fi
 
-lint: lint-rust lint-python lint-monitoring lint-workflows ## rustfmt, clippy, ruff, mypy, stubs, alert rules, workflows; without torch, ray or jax
+lint: lint-rust lint-python lint-monitoring lint-workflows docs ## rustfmt, clippy, ruff, mypy, stubs, alert rules, workflows, the documentation site; without torch, ray or jax
 
 lint-rust:
 	cargo fmt --all --check
@@ -144,6 +144,12 @@ lint-monitoring: ## Alert rules and their tests, by promtool (downloads it on De
 lint-workflows: $(CHECK_VENV)/.tools
 	$(CHECK_VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(CHECK_VENV)/bin/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+
+docs: check-tree ## Build the documentation site into target/site; a warning is an error, and so is a broken link
+	NO_MKDOCS_2_WARNING=1 $(CHECK_VENV)/bin/mkdocs build
+
+docs-serve: check-tree ## Show the documentation site on http://127.0.0.1:8000, and build it again when a page changes
+	NO_MKDOCS_2_WARNING=1 $(CHECK_VENV)/bin/mkdocs serve
 
 format: $(CHECK_VENV)/.tools ## Format everything
 	cargo fmt --all
@@ -217,7 +223,7 @@ dist/.built: $(VENV)/.tools $(RUST_SOURCES) $(shell find python -name '*.py*' -n
 $(CHECK_VENV)/.tools: pyproject.toml
 	@command -v $(UV) >/dev/null || (python3 -m venv $(VENV)/bootstrap && $(VENV)/bootstrap/bin/pip install -q uv)
 	$(UV) venv -q --allow-existing --python "$$(command -v python3)" $(CHECK_VENV)
-	$(INSTALL_CHECK) -r pyproject.toml --extra cli --group check
+	$(INSTALL_CHECK) -r pyproject.toml --extra cli --group check --group docs
 	echo "$(CURDIR)/$(CHECK_TREE)" > "$$($(CHECK_PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rollway-check.pth"
 	touch $@
 

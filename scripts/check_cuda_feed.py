@@ -113,6 +113,8 @@ def check_ring(seconds: float, producers: int) -> dict[str, Any]:
                 worker.start()
             batches = server.device_iter("cuda", depth=3)
             check(batches, rows)
+            while server.stats()["producers_alive"] < producers:  # The others are still being imported.
+                next(batches)
             alone, ours = (rate(batches, nbytes, seconds, look) for look in (False, True))
             theirs = rate(leaf_by_leaf(server), nbytes, seconds)
             stop.set()

@@ -28,13 +28,28 @@ def write_json(record: Record, path: Path) -> None:
 
 
 def write_markdown(benchmark: Benchmark, record: Record, path: Path) -> None:
-    parts = [f"# {benchmark.title}", _origin(record)]
-    for title, header, rows in _tables(benchmark, record):
-        parts.append(f"## {title}")
+    """A page for people. A benchmark with extras has a second page, `<stem>_costs.md`, so that neither is too long."""
+    tables = _tables(benchmark, record)
+    picture = [f"![throughput and latency]({record['plot']})"] if record["plot"] else []
+    if not benchmark.extras:
+        _write_page(benchmark, benchmark.title, record, picture, tables, path)
+        return
+    costs = path.with_name(f"{path.stem}_costs.md")
+    first = [table for table in tables if table[0].startswith(("Throughput", "One-way latency", "Ratios"))]
+    picture.append(f"CPU time, losses, memory and batches of the same run: [{costs.name}]({costs.name}).")
+    _write_page(benchmark, benchmark.title, record, picture, first, path)
+    rest = [table for table in tables if table not in first]
+    _write_page(benchmark, f"{benchmark.title}: CPU, losses, memory and batches", record, [], rest, costs)
+
+
+def _write_page(
+    benchmark: Benchmark, title: str, record: Record, parts: list[str], tables: list[TableText], path: Path
+) -> None:
+    parts = [f"# {title}", _origin(record), *parts]
+    for heading, header, rows in tables:
+        parts.append(f"## {heading}")
         parts.append(markdown(header, rows))
     parts.append(f"Method and definitions: `benches/README.md`. Raw samples: `{benchmark.stem}.json`.")
-    if record["plot"]:
-        parts.insert(2, f"![throughput and latency]({record['plot']})")
     path.write_text("\n\n".join(parts) + "\n")
 
 
@@ -80,7 +95,9 @@ def _tables(benchmark: Benchmark, record: Record) -> list[TableText]:
     if record["latency"]:
         found.append(_latency_table(record))
     found.extend(extra.tabulate(record) for extra in benchmark.extras if record[extra.table])
-    found.append(("Ratios", ["what", "value"], [[r.name, _ratio_text(r)] for r in benchmark.ratios(record)]))
+    # Workloads that were left out have no ratio. A bar stays, to show that it was not measured.
+    shown = [ratio for ratio in benchmark.ratios(record) if ratio.value is not None or "(bar:" in ratio.name]
+    found.append(("Ratios", ["what", "value"], [[ratio.name, _ratio_text(ratio)] for ratio in shown]))
     return found
 
 

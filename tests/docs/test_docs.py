@@ -68,6 +68,7 @@ def blocks(document):
 
 def test_the_readme_runs(tmp_path):
     (block,) = blocks(ROOT / "README.md")
+    assert blocks(ROOT / "docs/start.md") == [block]
     script = tmp_path / "readme.py"
     script.write_text(block)
     assert run(script).splitlines() == ["(32, 4) 32.0"] * 4
@@ -83,17 +84,23 @@ def execute(document, number, changes=None, **names):
     return names
 
 
-def test_the_guide_runs(capsys):
-    execute("docs/guide.md", 1)
+def test_remote_workers_send_as_their_page_says(capsys):
+    execute("docs/net.md", 0)
     assert capsys.readouterr().out == "32\n"
-    execute("docs/guide.md", 2)
+
+
+def test_transitions_are_replayed_as_their_page_says(capsys):
+    execute("docs/replay.md", 0)
     assert capsys.readouterr().out == "".join(f"{step} (256, 3)\n" for step in range(3))
     both = {"terminated, truncated = np.zeros(8, bool)": "terminated, truncated = np.ones(8, bool)"}
-    batch = execute("docs/guide.md", 2, both)["batch"]
+    batch = execute("docs/replay.md", 0, both)["batch"]
     assert (1 - batch["dones"] + batch["truncated"] == 0).all()  # a terminated episode has no value afterwards
-    names = execute("docs/guide.md", 3)
+
+
+def test_weights_are_published_as_their_page_says():
+    names = execute("docs/weights.md", 0)
     assert names["version"] == 3 and (names["mine"]["w"] == 1).all() and (names["mine"]["b"] == 3).all()
-    assert execute("docs/guide.md", 4)["version"] == 1
+    assert execute("docs/weights.md", 1)["version"] == 1
 
 
 def test_the_page_on_records_runs(capsys, name):
@@ -244,11 +251,44 @@ def test_every_alert_is_on_the_page_on_metrics():
     assert alerts == set(re.findall(r"`(Rollway[A-Z]\w+)` ?[,|]", (ROOT / "docs/metrics.md").read_text()))
 
 
+@pytest.mark.parametrize("package", ["async_vector_env", "mp_queue", "unilab"])
+def test_a_program_for_another_package_and_its_successor_print_the_same(package, tmp_path):
+    printed = []
+    for block in blocks(ROOT / f"docs/coming_from/{package}.md"):
+        script = tmp_path / f"program_{len(printed)}.py"
+        script.write_text(block)
+        printed.append(run(script))
+    before, after = printed
+    assert before == after != ""
+
+
+def test_a_program_for_echo_runs_with_one_changed_import(capsys):
+    execute("docs/coming_from/echo.md", 0, {"from echo import": "from rollway import"})
+    execute("docs/coming_from/echo.md", 1)
+    assert capsys.readouterr().out == "(32, 4)\n" * 2
+
+
+def test_replay_works_as_the_page_for_users_of_reverb_says(capsys):
+    execute("docs/coming_from/reverb.md", 0)
+    assert capsys.readouterr().out == "(256, 3) 256.0\n"
+
+
+@pytest.mark.timeout(300)  # starts Ray, once for both blocks
+def test_tasks_of_ray_send_as_the_page_for_users_of_ray_says(tmp_path):
+    script = tmp_path / "tasks.py"
+    script.write_text("\n".join(blocks(ROOT / "docs/coming_from/ray.md")))
+    assert run(script).splitlines() == ["(32, 4) 1984.0"] * 2
+
+
 def test_every_block_is_run():
     found = {str(document.relative_to(ROOT)): len(blocks(document)) for document in DOCUMENTS}
     run_above = {
         "README.md": 1,
-        "docs/guide.md": 5,
+        "docs/start.md": 1,
+        "docs/restarts.md": 1,  # in tests/process/ring/test_ctrl_c.py
+        "docs/net.md": 1,
+        "docs/replay.md": 1,
+        "docs/weights.md": 2,
         "docs/records.md": 3,
         "docs/atropos.md": 2,
         "docs/vector_env.md": 4,
@@ -257,6 +297,12 @@ def test_every_block_is_run():
         "docs/jax.md": 2,
         "docs/observe.md": 1,
         "docs/metrics.md": 1,
+        "docs/coming_from/async_vector_env.md": 2,
+        "docs/coming_from/echo.md": 2,
+        "docs/coming_from/mp_queue.md": 2,
+        "docs/coming_from/ray.md": 2,
+        "docs/coming_from/reverb.md": 1,
+        "docs/coming_from/unilab.md": 2,
     }
     assert {document: count for document, count in found.items() if count} == run_above
 
@@ -264,11 +310,19 @@ def test_every_block_is_run():
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benches").glob("*.md")]
 
 
+def anchors(document):
+    """The anchors of a page, as GitHub and the site make them of its headings."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_link_leads_somewhere(document):
-    for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
+    for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", document.read_text()):
         if not target.startswith("http"):
-            assert (document.parent / target).exists(), f"{document.name} links to {target}"
+            found = document.parent / target if target else document
+            assert found.exists(), f"{document.name} links to {target}"
+            assert not anchor or anchor in anchors(found), f"{document.name} links to {target}#{anchor}"
 
 
 def nouns():
@@ -286,7 +340,8 @@ def test_the_nouns_lie_where_the_architecture_says():
         for tree, cell in zip(("crates/core/src", "crates/py/src", "python/rollway"), cells, strict=False):
             folder = noun if cell in ("●", "") else cell
             assert (ROOT / tree / folder).is_dir() == bool(cell), (noun, tree)
-        assert [*(ROOT / "tests").glob(f"*/{noun}")] and (ROOT / "docs/design" / f"{noun}.md").exists(), noun
+        pages = [ROOT / "docs/design" / f"{noun}.md", ROOT / "docs/design" / noun / "index.md"]
+        assert [*(ROOT / "tests").glob(f"*/{noun}")] and [page for page in pages if page.exists()], noun
 
 
 def test_the_architecture_names_every_folder_of_the_trees_and_no_other():

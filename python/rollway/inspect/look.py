@@ -92,7 +92,7 @@ class Look:
     """By the clock that all processes of the machine share (CLOCK_MONOTONIC)."""
     used_bytes: int
     numbers: Mapping[str, int]
-    """Contents and counters, under the names of `stats`; see `docs/numbers.md`."""
+    """Contents and counters, under the names of `stats`; see `docs/numbers/`."""
     histograms: Mapping[str, HistSnapshot] = field(repr=False)
     participants: tuple[Participant, ...]
     closed: bool

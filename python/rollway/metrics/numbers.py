@@ -1,7 +1,7 @@
 """Numbers: what each key of a `stats()`, each number of `rollway metrics` and each histogram means, in one sentence.
 
 This is the only place that says so. The HELP texts of the metrics come from here, and the tests compare
-`docs/numbers.md` and the real keys with it.
+`docs/numbers/` and the real keys with it.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Ctrl-C in a learner and its workers, written as the guide says: no traceback, no process and no segment is left."""
+"""Ctrl-C in a learner and its workers, written as the page on restarts says: no traceback, no process and no segment is left."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from tests import ROOT
 from tests.docs.test_docs import blocks
 from tests.support.processes import session, until
 
-PROGRAM = blocks(ROOT / "docs/guide.md")[0]
+PROGRAM = blocks(ROOT / "docs/restarts.md")[0]
 HANDLER = "            signal.signal(signal.SIGINT, handler)\n"
 
 
@@ -25,9 +25,9 @@ HANDLER = "            signal.signal(signal.SIGINT, handler)\n"
         ("forkserver", "workers start"),
     ],
 )
-def test_ctrl_c_ends_the_program_of_the_guide_without_a_traceback(tmp_path, method, when):
+def test_ctrl_c_ends_the_program_of_the_docs_without_a_traceback(tmp_path, method, when):
     assert HANDLER in PROGRAM and 'get_context("spawn")' in PROGRAM
-    script = tmp_path / "guide.py"
+    script = tmp_path / "program.py"
     said = HANDLER + '            print("begun", flush=True)\n'
     script.write_text(PROGRAM.replace(HANDLER, said).replace('get_context("spawn")', f'get_context("{method}")'))
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Every key of `stats()` and of `histograms()` has a sentence: in the table, in docs/numbers.md, and as HELP text."""
+"""Every key of `stats()` and of `histograms()` has a sentence: in the table, in docs/numbers/, and as HELP text."""
 
 import re
 
@@ -76,14 +76,15 @@ def test_every_metric_says_what_it_means(name):
     assert families["rollway_bytes"].documentation == "Bytes of the segment."
 
 
-def test_the_page_on_numbers_has_every_key_with_its_sentence():
+def test_the_pages_on_numbers_have_every_key_with_its_sentence():
+    pages = [page.read_text() for page in (ROOT / "docs/numbers").glob("*.md")]
     title, found, classes = "", {}, {}
-    for line in (ROOT / "docs/numbers.md").read_text().splitlines():
+    for line in "\n".join(pages).splitlines():
         title = line.removeprefix("## ") if line.startswith("## ") else title
         if row := re.fullmatch(r"\| `(\w+)` \| (grows )?\| (.*) \|", line):
             found.setdefault(title, {})[row[1]] = (row[3], bool(row[2]))
         elif row := re.fullmatch(r"\| `(\w+)` \| (\[.*) \|", line):
-            classes[row[1]] = tuple(re.findall(r"\[(.*?)\]\(#", row[2]))
+            classes[row[1]] = tuple(re.findall(r"\[(.*?)\]\(\w+\.md#", row[2]))
     expected = {group: {key: tuple(number) for key, number in keys.items()} for group, keys in GROUPS.items()}
     expected["Histograms"] = {key: (sentence, False) for key, sentence in HISTOGRAMS.items()}
     assert found == expected

@@ -8,7 +8,7 @@
 //! | [`mirror`] | [`WeightMirror`]: a worker's copy of weights, kept up to date |
 //!
 //! Acknowledged means committed. A client keeps every sample until the server has acknowledged it, and after a reconnect the
-//! server says which one it wants next: nothing is lost, nothing is delivered twice. `docs/design/net.md` describes the protocol.
+//! server says which one it wants next: nothing is lost, nothing is delivered twice. `docs/design/net/` describes the protocol.
 
 pub mod client;
 pub mod mirror;

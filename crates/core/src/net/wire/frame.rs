@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Little-endian throughout. Every function here is pure, and checks what it reads: unknown kinds, lengths that do not fit their
-//! kind and texts that are too long are [`Damage`]. `docs/design/net.md` explains each field.
+//! kind and texts that are too long are [`Damage`]. `docs/design/net/conversation.md` explains each field.
 
 pub use crate::error::Damage;
 use std::ops::RangeInclusive;
