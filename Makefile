@@ -22,7 +22,7 @@ INSTALL_CHECK := $(UV) pip install -q --python $(CHECK_PY)
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo check check-tree check-unit check-unit-slow test test-rust test-loom test-fault test-types test-python test-core test-process test-peers \
-	soak fuzz asan tsan miri bench lint lint-rust lint-python lint-monitoring lint-workflows docs docs-serve format hooks wheel test-wheel deny advisories check-release clean
+	soak fuzz asan tsan miri bench screenshots recordings chromium lint lint-rust lint-python lint-monitoring lint-workflows docs docs-serve format hooks wheel test-wheel deny advisories check-release clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-15s %s\n", $$1, $$2 }'
@@ -71,7 +71,7 @@ endef
 test-core: $(VENV)/.test ## Python tests: unit and fault
 	$(call pytest,$(PY),tests/unit tests/fault)
 
-test-process: $(VENV)/.test ## Python tests: process
+test-process: $(VENV)/.test chromium ## Python tests: process, with a real browser
 	$(call pytest,$(PY),tests/process)
 
 test-peers: $(VENV)/.test ## Python tests with large packages in them: peers, docs; and packaging
@@ -123,6 +123,15 @@ bench: $(VENV)/.bench ## Measure beside the peers, in one run, whatever fails on
 	    $(PY) benches/$$bench.py || failed+=("benches/$$bench.py ended with status $$?"); \
 	done; \
 	if (($${#failed[@]})); then printf '%s\n' "$${failed[@]}" >&2; exit 1; fi
+
+screenshots: $(VENV)/.test chromium ## Make the screenshots of the dashboard in docs/assets anew
+	$(PY) scripts/make_screenshots.py
+
+recordings: $(VENV)/.test ## Record `rollway demo`, and `rollway top` while a worker is killed; writes docs/assets/*.svg
+	$(PY) scripts/record_terminal.py
+
+chromium:
+	@scripts/install_chromium.sh
 
 lint: lint-rust lint-python lint-monitoring lint-workflows docs ## rustfmt, clippy, ruff, mypy, stubs, alert rules, workflows, the documentation site; without torch, ray or jax
 
@@ -212,7 +221,7 @@ $(CARGO_DENY):
 
 # zig has the headers and symbols of every glibc: what is linked with it runs from 2.17 on (2014). The wheel is built from the source
 # distribution, so that this one is complete; and without the paths of this machine, which panics would show.
-dist/.built: $(VENV)/.tools $(RUST_SOURCES) $(shell find python -name '*.py*' -not -name '*.pyc') README.md LICENSE THIRD_PARTY_LICENSES.txt
+dist/.built: $(VENV)/.tools $(RUST_SOURCES) $(shell find python -type f -not -name '*.pyc' -not -name '*.so') README.md LICENSE THIRD_PARTY_LICENSES.txt
 	$(INSTALL) ziglang==0.17.0
 	rm -rf dist
 	RUSTFLAGS="--remap-path-prefix=$${CARGO_HOME:-$$HOME/.cargo}=cargo" CARGO_TARGET_DIR=$(CURDIR)/target/wheel PATH="$(CURDIR)/$(VENV)/bin:$$PATH" \

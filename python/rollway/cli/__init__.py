@@ -10,6 +10,7 @@ doctor.py     `rollway doctor`
 top.py        `rollway top`
 why.py        `rollway why`
 peek.py       `rollway peek`
+dashboard.py  `rollway dashboard`
 metrics.py    `rollway metrics`
 demo/         `rollway demo`
 train/        `rollway train`

@@ -138,6 +138,25 @@ def peek(
 
 
 @app.command()
+def dashboard(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Segments; all if none is given.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Where to listen. Beyond loopback, a token guards it.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one.")] = 8090,
+    token_file: Annotated[
+        Path | None, typer.Option(help="A file with the token; beyond loopback one is made if none is given.")
+    ] = None,
+    interval: Annotated[float, typer.Option(min=0.1, max=60, help="Seconds from look to look.")] = 1.0,
+) -> None:
+    """Watch segments in a web browser: plots over the last hour, a page per segment. It only reads."""
+    need_packages("rollway dashboard", "dashboard", "nicegui")
+    from rollway.cli import dashboard as dashboard_command
+
+    raise typer.Exit(dashboard_command.show(names or [], host, port, token_file, interval))
+
+
+@app.command()
 def metrics(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME]...", help="Segments; all if none is given.")

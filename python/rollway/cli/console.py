@@ -15,6 +15,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from rollway.inspect.summary import size
+
+__all__ = ["PLAIN_WIDTH", "LiveScreen", "age", "console", "count", "plain", "print_json", "size"]
+
 PLAIN_WIDTH = 120
 
 
@@ -66,20 +70,6 @@ def print_json(value: Any) -> None:
 def plain(text: str, style: str = "") -> Text:
     """Text from elsewhere (file names, error messages), without markup and control characters."""
     return Text("".join(c if c.isprintable() else "?" for c in text), style=style)
-
-
-def size(count: int) -> str:
-    """Bytes for people, in powers of 1000.
-
-    >>> size(512), size(24_580), size(64 << 20)
-    ('512 B', '24.6 KB', '67.1 MB')
-    """
-    value = float(count)
-    for unit in ("B", "KB", "MB", "GB"):
-        if value < 999.95:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"
 
 
 def age(seconds: float) -> str:

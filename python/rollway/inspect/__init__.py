@@ -9,6 +9,7 @@ interval.py  `Interval`: what happened between two looks: rates, and shares of t
 monitor.py   `Monitor`: several segments, looked at again and again (`rollway top`)
 verdict.py   `why`: who is the bottleneck, in three lines (`rollway why`)
 peek.py      `peek`: the newest samples, records, rows or weights, and a summary of each leaf (`rollway peek`)
+summary.py   short texts for people: rates, durations, the rows of participants
 ```
 """
 

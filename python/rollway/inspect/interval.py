@@ -33,6 +33,11 @@ class Interval:
     after: Look
 
     @property
+    def name(self) -> str:
+        """Of the segment."""
+        return self.after.name
+
+    @property
     def seconds(self) -> float:
         """How long it was."""
         return (self.after.at_ns - self.before.at_ns) / 1e9

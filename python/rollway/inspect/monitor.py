@@ -17,6 +17,8 @@ class Unreadable:
 
     name: str
     problem: str
+    is_missing: bool = False
+    """Whether there is no such segment."""
 
 
 class Monitor:
@@ -52,7 +54,7 @@ class Monitor:
                 look = self._inspect(name).look()
         except SegmentNotFound as missing:
             self._forget(name)
-            return Unreadable(name, str(missing)) if self._names else None
+            return Unreadable(name, str(missing), is_missing=True) if self._names else None
         except RollwayError as error:
             self._forget(name)
             return Unreadable(name, str(error))

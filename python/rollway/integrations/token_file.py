@@ -16,6 +16,5 @@ def read_token(path: str | os.PathLike[str] | None, setting: str) -> str | None:
         return Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(
-            f"cannot read a token from {os.fspath(path)!r} ({error}): {setting} must name a text file with the token "
-            "of the other side"
+            f"cannot read a token from {os.fspath(path)!r} ({error}): {setting} must name a text file with the token"
         ) from None

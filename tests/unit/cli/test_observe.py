@@ -81,7 +81,8 @@ def test_top_on_a_terminal_draws_until_q(server):
     try:
         shown = _read_until(leader, b"q: quit")
         assert b"running" in shown and b"own producer" in shown
-        for key, words in ((b"s", b"by rate"), (b"p", b"PAUSED"), (b"q", None)):
+        keys = ((b"s", b"by rate"), (b"1", b"producers: "), (b"0", b"1 to 9"), (b"p", b"PAUSED"), (b"q", None))
+        for key, words in keys:
             os.write(leader, key)
             _read_until(leader, words)
         assert process.wait(30) == 0
@@ -159,3 +160,9 @@ def test_a_missing_segment_is_one_sentence(shm):
     for command in ("why", "peek"):
         ended = subprocess.run([sys.executable, "-m", "rollway.cli", command, "x"], capture_output=True, text=True)
         assert ended.returncode == 1 and ended.stderr.startswith("error: there is no segment 'x'")
+
+
+def test_the_dashboard_names_the_extra_that_is_missing(monkeypatch):
+    monkeypatch.setattr("rollway.errors.find_spec", lambda name: None)
+    with pytest.raises(rollway.errors.MissingExtra, match=r"needs nicegui: pip install '\.\[dashboard\]' in the clone"):
+        run("dashboard")
