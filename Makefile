@@ -221,9 +221,10 @@ $(CARGO_DENY):
 
 # zig has the headers and symbols of every glibc: what is linked with it runs from 2.17 on (2014). The wheel is built from the source
 # distribution, so that this one is complete; and without the paths of this machine, which panics would show.
+# Nothing of an earlier build is used: files of a source distribution are all of 2006, and cargo would take what it built before for new.
 dist/.built: $(VENV)/.tools $(RUST_SOURCES) $(shell find python -type f -not -name '*.pyc' -not -name '*.so') README.md LICENSE THIRD_PARTY_LICENSES.txt
 	$(INSTALL) ziglang==0.17.0
-	rm -rf dist
+	rm -rf dist target/wheel
 	RUSTFLAGS="--remap-path-prefix=$${CARGO_HOME:-$$HOME/.cargo}=cargo" CARGO_TARGET_DIR=$(CURDIR)/target/wheel PATH="$(CURDIR)/$(VENV)/bin:$$PATH" \
 	    $(VENV)/bin/maturin build -q --release --zig --compatibility manylinux2014 --auditwheel check --sdist --out dist
 	touch $@

@@ -108,6 +108,23 @@ def test_the_extra_cli_brings_the_command(tmp_path):
     assert json.loads(venv.run("rollway", "ls", "--json")) == []
 
 
+NOT_IN_THE_LIBRARY = """
+import ast, pathlib, rollway._core as core
+stubs = ast.parse(pathlib.Path(core.__file__).with_name("_core.pyi").read_text())
+kinds = [kind for kind in stubs.body if isinstance(kind, ast.ClassDef) and hasattr(core, kind.name)]
+names = [(kind.name, method.name) for kind in kinds for method in kind.body if isinstance(method, ast.FunctionDef)]
+assert len(names) > 100
+print([name for name in names if not hasattr(getattr(core, name[0]), name[1])])
+"""
+
+
+@pytest.mark.timeout(600)
+def test_the_library_in_the_wheel_is_of_the_same_sources_as_its_types(tmp_path):
+    venv = BareVenv(tmp_path, next(iter(PYTHONS.values())))
+    venv.install(WHEEL)
+    assert venv.run("python", "-c", NOT_IN_THE_LIBRARY) == "[]\n"
+
+
 def content(name):
     with zipfile.ZipFile(WHEEL) as wheel:
         return wheel.read(name)
