@@ -13,6 +13,7 @@ RUST_SOURCES := $(shell find crates -name '*.rs' -o -name Cargo.toml) Cargo.toml
 LOOM := RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -q -p rollway-core --profile loom --test loom
 BENCHES := ring net records weights replay kills groups cuts rollouts orphans vector_env
 FUZZ_TARGETS := frame inventory record schema segment
+CARGO_DENY := target/tools/bin/cargo-deny
 HOST = $(shell rustc +nightly -vV | sed -n 's/^host: //p')
 ASAN_TESTS := $(addprefix tests/unit/,metrics net records ring weights compat/test_zero_copy_shm_buffer.py test_numbers.py)
 INSTALL := $(UV) pip install -q --python $(PY)
@@ -21,7 +22,7 @@ INSTALL_CHECK := $(UV) pip install -q --python $(CHECK_PY)
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo check check-tree check-unit check-unit-slow test test-rust test-loom test-fault test-types test-python test-core test-process test-peers \
-	soak fuzz asan tsan miri bench screenshots recordings chromium lint lint-rust lint-python lint-monitoring docs docs-serve format clean
+	soak fuzz asan tsan miri bench screenshots recordings chromium lint lint-rust lint-python lint-monitoring lint-workflows docs docs-serve format hooks wheel test-wheel deny advisories check-release clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-15s %s\n", $$1, $$2 }'
@@ -73,8 +74,8 @@ test-core: $(VENV)/.test ## Python tests: unit and fault
 test-process: $(VENV)/.test chromium ## Python tests: process, with a real browser
 	$(call pytest,$(PY),tests/process)
 
-test-peers: $(VENV)/.test ## Python tests with large packages in them: peers, docs
-	$(call pytest,$(PY),tests/peers tests/docs)
+test-peers: $(VENV)/.test ## Python tests with large packages in them: peers, docs; and packaging
+	$(call pytest,$(PY),tests/peers tests/docs tests/packaging)
 
 soak: $(VENV)/.test ## Hours in minutes: 8 producers x 1,000,000 samples, kills under full load; every model with two preemptions
 	$(PY) -m pytest -q tests --soak -m soak
@@ -132,7 +133,7 @@ recordings: $(VENV)/.test ## Record `rollway demo`, and `rollway top` while a wo
 chromium:
 	@scripts/install_chromium.sh
 
-lint: lint-rust lint-python lint-monitoring docs ## rustfmt, clippy, ruff, mypy, stubs, alert rules, the documentation site; without torch, ray or jax
+lint: lint-rust lint-python lint-monitoring lint-workflows docs ## rustfmt, clippy, ruff, mypy, stubs, alert rules, workflows, the documentation site; without torch, ray or jax
 
 lint-rust:
 	cargo fmt --all --check
@@ -149,6 +150,10 @@ lint-monitoring: ## Alert rules and their tests, by promtool (downloads it on De
 	$$promtool check rules monitoring/alerts.yaml; \
 	$$promtool test rules monitoring/alerts_test.yaml
 
+lint-workflows: $(CHECK_VENV)/.tools
+	$(CHECK_VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(CHECK_VENV)/bin/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+
 docs: check-tree ## Build the documentation site into target/site; a warning is an error, and so is a broken link
 	NO_MKDOCS_2_WARNING=1 $(CHECK_VENV)/bin/mkdocs build
 
@@ -159,6 +164,27 @@ format: $(CHECK_VENV)/.tools ## Format everything
 	cargo fmt --all
 	$(CHECK_VENV)/bin/ruff check --fix
 	$(CHECK_VENV)/bin/ruff format
+
+hooks: $(CHECK_VENV)/.tools ## Let git call `make format` before a commit and `make check` before a push
+	$(INSTALL_CHECK) "pre-commit>=4"
+	$(CHECK_VENV)/bin/pre-commit install --hook-type pre-commit --hook-type pre-push
+
+deny: $(CARGO_DENY) ## Licences and sources of the crates that we link, and no crate twice; THIRD_PARTY_LICENSES.txt has all of them
+	$(CARGO_DENY) check licenses bans sources
+	python3 scripts/third_party_licenses.py --check
+
+advisories: $(CARGO_DENY) ## Known faults of the crates that we link, from RustSec's database (needs GitHub)
+	$(CARGO_DENY) check advisories
+
+wheel: dist/.built ## Build dist/: a wheel for manylinux, this architecture and Python 3.11 or later, and the source distribution
+
+test-wheel: dist/.built $(CHECK_VENV)/.tools ## Install the wheel without cargo on every Python here; PYTHONS="3.11 3.12": these must be here
+	directory=$$(mktemp -d /dev/shm/test-rollway.XXXXXX); trap 'rm -rf "$$directory"' EXIT; \
+	ROLLWAY_SHM_DIR="$$directory" ROLLWAY_DIST=$(CURDIR)/dist ROLLWAY_PYTHONS="$(PYTHONS)" ROLLWAY_UV=$(abspath $(UV)) \
+	    $(CHECK_PY) -m pytest -q --noconftest tests/packaging/test_wheel.py
+
+check-release: ## Whether TAG, the version and the changelog fit together: make check-release TAG=v0.2.0
+	python3 scripts/check_release.py "$${TAG-}"
 
 clean: ## Remove what was built
 	rm -rf target $(VENV) $(CHECK_VENV) dist
@@ -188,6 +214,19 @@ $(VENV)/.bench: $(VENV)/.built
 	$(INSTALL) --no-deps skyrl==0.3.0 unilab==1.5.2
 	$(INSTALL) --no-build-isolation faster-fifo==1.5.2
 	$(INSTALL) --no-build-isolation --no-deps pufferlib==1.0.1 gym==0.23.0 gym-notices  # it asks for an old Gymnasium, and runs with ours
+	touch $@
+
+$(CARGO_DENY):
+	CARGO_PROFILE_DEV_DEBUG=0 cargo install -q --debug --locked --root target/tools cargo-deny@0.20.2
+
+# zig has the headers and symbols of every glibc: what is linked with it runs from 2.17 on (2014). The wheel is built from the source
+# distribution, so that this one is complete; and without the paths of this machine, which panics would show.
+# Nothing of an earlier build is used: files of a source distribution are all of 2006, and cargo would take what it built before for new.
+dist/.built: $(VENV)/.tools $(RUST_SOURCES) $(shell find python -type f -not -name '*.pyc' -not -name '*.so') README.md LICENSE THIRD_PARTY_LICENSES.txt
+	$(INSTALL) ziglang==0.17.0
+	rm -rf dist target/wheel
+	RUSTFLAGS="--remap-path-prefix=$${CARGO_HOME:-$$HOME/.cargo}=cargo" CARGO_TARGET_DIR=$(CURDIR)/target/wheel PATH="$(CURDIR)/$(VENV)/bin:$$PATH" \
+	    $(VENV)/bin/maturin build -q --release --zig --compatibility manylinux2014 --auditwheel check --sdist --out dist
 	touch $@
 
 # The environment of `make check` and `make lint`: no torch, ray or jax.
