@@ -1,9 +1,8 @@
 """A run of `rollway train` that goes on: from its checkpoints, with its counts, and never over the files of another."""
 
 import json
-import os
 import re
-import signal
+import sys
 
 import numpy as np
 import pytest
@@ -12,17 +11,11 @@ import torch
 import rollway
 from rollway.algorithms import AppoRunner, Policy, SacRunner
 from rollway.runner import training_log
-from tests.support.processes import Command
 
 pytestmark = pytest.mark.timeout(300)  # seconds on a quiet machine; most of it is torch being imported
 REACH = "tests.support.reach_env:Reach-v0"
 SMALL_APPO = {"rollout_steps": 8}
 SMALL_SAC = {"warmup_steps": 64, "batch_size": 16, "hidden": (16,)}
-
-
-def sac(log_dir, *args):
-    settings = ["--set", "warmup_steps=64", "--set", "batch_size=16", "--set", "hidden=16"]
-    return Command("train", "sac", "--collectors", 1, "--log-dir", log_dir, *settings, *args)
 
 
 def weights(runner):
@@ -80,11 +73,11 @@ def test_what_is_no_checkpoint_of_the_run_is_refused(tmp_path):
             runner.resume(tmp_path)
 
 
-def test_the_command_goes_on_after_ctrl_c_and_again_with_more_steps(tmp_path, run_command):
-    command = sac(tmp_path, "--env", REACH, "--steps", 100_000)
-    command.line("steps/s")
-    os.killpg(command.process.pid, signal.SIGINT)
-    code, _, err = command.ends()
+def test_the_command_goes_on_after_ctrl_c_and_again_with_more_steps(tmp_path, run_command, interrupted_command):
+    settings = ["--set", "warmup_steps=64", "--set", "batch_size=16", "--set", "hidden=16"]
+    args = ["train", "sac", "--collectors", 1, "--log-dir", tmp_path, *settings, "--env", REACH, "--steps", 100_000]
+    log = tmp_path / training_log.FILE_NAME
+    code, _, err = interrupted_command(lambda: log.exists() and training_log.read(tmp_path), *args)
     assert code == 130 and "Traceback" not in err, err
     rows = training_log.read(tmp_path)
     with (tmp_path / training_log.FILE_NAME).open("a") as file:  # as a run that is killed after its last checkpoint
@@ -142,40 +135,43 @@ def test_what_was_learnt_is_saved_when_a_collector_raises(tmp_path, run_command)
     assert Policy.read(tmp_path / "policy.pt")["extra"]["training"]["iteration"] >= 1
 
 
-def test_a_wrapper_of_the_current_directory_reaches_the_collectors_and_the_checkpoint(tmp_path):
+def test_a_wrapper_of_the_current_directory_reaches_the_collectors_and_the_checkpoint(
+    tmp_path, run_command, monkeypatch
+):
     (tmp_path / "mine.py").write_text(
         "import gymnasium\n"
         "class Richer(gymnasium.RewardWrapper):\n"
         "    def reward(self, reward):\n"
         "        return reward + 1000\n"
     )
-    script = tmp_path / "bin" / "rollway"  # as pip installs it: the current directory is not on the path
-    script.parent.mkdir()
-    script.write_text("from rollway.cli import main\nif __name__ == '__main__':\n    main()\n")
-    command = Command(
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])  # as a script that pip installs has it
+    code, out, err = run_command(
         "train", "appo", "--wrapper", "mine:Richer", "--wrapper", "gymnasium.wrappers:FlattenObservation",
         "--collectors", 1, "--envs", 2, "--steps", 512, "--log-dir", "logs", "--set", "rollout_steps=16",
-        script=script, cwd=tmp_path,
     )  # fmt: skip
-    code, out, err = command.ends()
     assert code == 0, err
     assert training_log.read(tmp_path / "logs")[-1]["mean_return"] > 1000
-    code, out, err = Command("play", "logs", "--episodes", 1, script=script, cwd=tmp_path).ends()
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(tmp_path)])
+    del sys.modules["mine"]  # so that `play` finds it by itself
+    code, out, err = run_command("play", "logs", "--episodes", 1)
     assert code == 0 and float(out.split("mean of 1: ")[1]) > 1000, err
+    del sys.modules["mine"]
 
 
-def test_the_numbers_go_to_weights_and_biases(tmp_path):
+def test_the_numbers_go_to_weights_and_biases(tmp_path, run_command, monkeypatch):
     pytest.importorskip("wandb")
     args = ["train", "appo", "--wandb", "tests", "--collectors", 1, "--envs", 2, "--set", "rollout_steps=16"]
     args += ["--log-dir", tmp_path / "run"]
-    quiet = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "HOME": str(tmp_path)}
-    code, _, err = Command(*args, "--steps", 128, **quiet).ends()
+    for variable, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(variable, value)
+    code, _, err = run_command(*args, "--steps", 128)
     assert code == 0, err
     identity = json.loads((tmp_path / "run" / "run.json").read_text())["wandb_id"]
     files = f"offline-run-*-{identity}/*.wandb"
     (first,) = (tmp_path / "run" / "wandb").glob(files)
     assert re.search(rb"env_steps.{3}128\b", first.read_bytes())  # how the package writes a number
-    code, _, err = Command(*args, "--steps", 256, "--resume", **quiet).ends()
+    code, _, err = run_command(*args, "--steps", 256, "--resume")
     assert code == 0, err
     (second,) = {*(tmp_path / "run" / "wandb").glob(files)} - {first}
     assert re.search(rb"env_steps.{3}256\b", second.read_bytes())
