@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 # Before numpy and torch are imported, here and in the processes of the tests. Runs and their processes share the cores, and
-# threads that wait for each other spin: a third of the CPU time of training.
+# threads that wait for each other spin.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ROOT = Path(__file__).parents[1]
