@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.columns import Columns
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -26,6 +26,9 @@ from rollway.inspect.summary import duration
 Seen = Interval | Unreadable
 
 _KEYS = "q: quit   p: pause   s: sort"
+_WIDE = 110
+_WIDE_ONLY = ("last", "holds", "writes", "weights")
+"""Columns that narrower terminals do not show."""
 _MOST_KEYS = 9
 """So many segments have a key of their own."""
 
@@ -102,7 +105,7 @@ def frame(seen: Sequence[Seen], order: str = "role", *, numbered: bool = False) 
         if isinstance(one, Unreadable):
             parts.append(key + _problem(one))
         else:
-            parts += [key + _heading(one), _participants(one, order), ""]
+            parts += [key + _heading(one), _Participants(one, order), ""]
     return Group(*parts)
 
 
@@ -118,7 +121,7 @@ def detail(one: Seen, order: str = "role") -> RenderableType:
         if found.count
     ]
     numbers = Columns([f"{name} {value:,}" for name, value in one.after.numbers.items()], padding=(0, 3))
-    return Group(_heading(one), "", *verdict, "", _participants(one, order), "", *times, "", numbers, "")
+    return Group(_heading(one), "", *verdict, "", _Participants(one, order), "", *times, "", numbers, "")
 
 
 def _problem(one: Unreadable) -> Text:
@@ -132,14 +135,22 @@ def _heading(interval: Interval) -> Text:
     return Text.assemble((name, "bold"), "  ", (state, style), "  ", facts)
 
 
-def _participants(interval: Interval, order: str) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
-    for name in summary.COLUMNS:
-        left = name in ("role", "state", "now")
-        table.add_column(name, justify="left" if left else "right", no_wrap=True)
-    for one in summary.participants(interval, order):
-        table.add_row(*(Text(text, style=_style(name, text)) for name, text in summary.row(interval, one).items()))
-    return table
+class _Participants:
+    """The table of participants, with the columns for which there is room."""
+
+    def __init__(self, interval: Interval, order: str) -> None:
+        self._interval, self._order = interval, order
+
+    def __rich_console__(self, out: Console, options: ConsoleOptions) -> RenderResult:
+        names = [name for name in summary.COLUMNS if options.max_width >= _WIDE or name not in _WIDE_ONLY]
+        table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
+        for name in names:
+            left = name in ("role", "state", "now")
+            table.add_column(name, justify="left" if left else "right", no_wrap=True)
+        for one in summary.participants(self._interval, self._order):
+            cells = summary.row(self._interval, one)
+            table.add_row(*(Text(cells[name], style=_style(name, cells[name])) for name in names))
+        yield table
 
 
 def _style(column: str, text: str) -> str:

@@ -59,7 +59,7 @@ def _headline(one: Watched) -> tuple[str, str]:
         if one.state == "awaited":
             return "There is no segment of this name yet.", "idle"
         ago = summary.duration(round(max(time.time() - one.ended_at, 0) * 1e9))
-        return f"It has ended: the segment is gone since {ago}.", "idle"
+        return f"It has ended: the segment went {ago} ago.", "idle"
     if one.problem is not None:
         return one.problem, "bad"
     if one.verdict is None:

@@ -111,6 +111,7 @@ def peek(name: str, count: int = 3, *, timeout: float = 0.0) -> Peek:
         if items or time.monotonic() >= deadline:
             break
         time.sleep(_POLL_S)
+    items.sort(key=lambda item: item.age_s or 0.0)
     leaves = tuple(_summary(leaf, form, items) for leaf, form in schema.items())
     return Peek(name, inspection.kind, schema, tuple(items), leaves)
 

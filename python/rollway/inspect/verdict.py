@@ -16,6 +16,7 @@ _ACTIVITIES = {
     "hold": "holding what it took",
     "work": "at other work",
 }
+_SHOWN_SHARE = 0.005
 _SHOWN = 4
 """So many processes are named at most."""
 
@@ -82,9 +83,10 @@ def _flow(interval: Interval) -> _Judged:
         return "learner", _ids(stopped), f"{text}; {_holds(look)}"
     stuck = _stuck_writers(interval)
     starved = [one for one in look.takers if interval.shares(one).wait_data >= _BLOCKED]
-    if stuck and (starved or _blocked(interval)):
+    if stuck and starved:
         named = ", ".join(_stuck_text(one, units) for one in stuck[:_SHOWN])
-        return "producers", _ids(stuck), f"a producer is stuck in the middle of a write: {named}{_more(len(stuck))}"
+        who = "a producer is" if len(stuck) == 1 else f"{len(stuck)} producers are"
+        return "producers", _ids(stuck), f"{who} stuck in the middle of a write: {named}{_more(len(stuck))}"
     if _blocked(interval):
         return "learner", _ids(look.takers), f"the learner is the bottleneck: {_blocked_text(interval)}; {_holds(look)}"
     if interval.dropped_rate > 0:
@@ -94,13 +96,24 @@ def _flow(interval: Interval) -> _Judged:
         share = max(interval.shares(one).wait_data for one in starved)
         waited = f"the learner waited for data for {share:.0%} of the last {_seconds(interval.seconds)}"
         return _starved(interval, waited)
-    return "nobody", (), "nobody holds the others up: no producer waits for room, and no learner waits for data"
+    return "nobody", (), _all_well(interval)
+
+
+def _all_well(interval: Interval) -> str:
+    look = interval.after
+    room = max((interval.shares(one).wait_room for one in look.givers), default=0.0)
+    data = max((interval.shares(one).wait_data for one in look.takers), default=0.0)
+    if max(room, data) < _SHOWN_SHARE:
+        return "nobody holds the others up: no producer waits for room, and no learner waits for data"
+    waits = f"producers wait for room for {room:.0%} of their time, and learners for data for {data:.0%}"
+    return f"nobody holds the others up much: {waits}"
 
 
 def _starved(interval: Interval, waited: str) -> _Judged:
     """The learner waits for data: why does none come?"""
     look = interval.after
-    dead = [one for one in look.dead if one.gives]
+    began = min(one.joined_unix_ns for one in look.takers)
+    dead = [one for one in look.dead if one.gives and one.joined_unix_ns >= began]  # the others are of an earlier run
     stopped = [one for one in look.givers if one.is_stopped]
     if not look.givers:
         gone = f"every producer died without closing ({_pids(dead)})" if dead else "no producer is attached"
@@ -110,7 +123,10 @@ def _starved(interval: Interval, waited: str) -> _Judged:
         return "producers", _ids(stopped), f"{text}: {waited}"
     remote, also = _remotes(look), ""
     if stopped:
-        also += f"; {len(stopped)} of {len(look.givers)} producers are stopped ({_pids(stopped)})"
+        those = f"{len(stopped)} of {len(look.givers)} producers {'is' if len(stopped) == 1 else 'are'} stopped"
+        also += f"; {those} ({_pids(stopped)}{_since_commit(stopped)})"
+    if dead:
+        also += f"; {len(dead)} died without closing ({_pids(dead)}{_since_commit(dead)})"
     if remote is not None and remote.lost:
         also += f"; {remote}"
     local = [one for one in look.givers if one.role == "producer"]
@@ -118,8 +134,8 @@ def _starved(interval: Interval, waited: str) -> _Judged:
         return "producers", (), f"no remote worker is connected: {waited}{also}"
     if all(interval.rate_of(one) == 0 for one in look.givers):
         nothing = f"the producers are the bottleneck: none of them committed anything, and {waited}{also}"
-        return "producers", _ids(local), nothing
-    return "producers", _ids(stopped), f"the producers are the bottleneck: {waited}{also}"
+        return "producers", _ids([*local, *dead]), nothing
+    return "producers", _ids([*stopped, *dead]), f"the producers are the bottleneck: {waited}{also}"
 
 
 @dataclass(frozen=True)
@@ -279,8 +295,16 @@ def _stuck_writers(interval: Interval) -> list[Participant]:
 
 
 def _stuck_text(one: Participant, units: str) -> str:
-    since = f"no commit for {_seconds(one.last_commit_ns / 1e9)}" if one.last_commit_ns is not None else "no commit yet"
+    if one.last_commit_ns is not None:
+        since = f"no commit for {_seconds(one.last_commit_ns / 1e9)}"
+    else:
+        since = f"no commit since it attached {_seconds(one.wall_ns / 1e9)} ago"
     return f"pid {one.pid}{_stop_text(one)} has {_count(one.writing, units.removesuffix('s'))} reserved, {since}"
+
+
+def _since_commit(them: Sequence[Participant]) -> str:
+    commits = [one.last_commit_ns for one in them if one.last_commit_ns is not None]
+    return f", no commit for {_seconds(max(commits) / 1e9)}" if commits else ""
 
 
 def _holds(look: Look) -> str:
@@ -308,7 +332,7 @@ def _held_unit(kind: str) -> str:
 
 
 def _spent(parts: Sequence[tuple[str, float]]) -> str:
-    return ", ".join(f"{name} {share:.0%}" for name, share in parts if share >= 0.005) or "no time yet"
+    return ", ".join(f"{name} {share:.0%}" for name, share in parts if share >= _SHOWN_SHARE) or "no time yet"
 
 
 def _ids(them: Sequence[Participant]) -> tuple[int, ...]:

@@ -11,7 +11,11 @@ from rollway._core import HistSnapshot
 from rollway.errors import InvalidArgument
 from rollway.metrics.numbers import GROUPS
 
-_GROWING = {key for group in GROUPS.values() for key, number in group.items() if number.only_grows}
+_NUMBERS = [item for group in GROUPS.values() for item in group.items()]
+# Some keys are totals in one place and sizes in another, such as `bytes`.
+_GROWING = {key for key, number in _NUMBERS if number.only_grows} - {
+    key for key, number in _NUMBERS if not number.only_grows
+}
 _QUANTILES = ("p50", "p99")
 
 

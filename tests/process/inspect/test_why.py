@@ -96,6 +96,62 @@ def test_a_learner_that_is_stopped_is_named_with_what_it_holds(name, child):
     learner.ends()
 
 
+def test_a_learner_that_always_has_a_batch_holds_the_last_one_only_since_it_took_it(name):
+    with rollway.Server(EXAMPLE, 1, rollway.ShmTransport(name)) as server:
+        kept = None
+        for _ in range(3):
+            server.submit(EXAMPLE)
+            kept = server.sample()  # what was kept goes after it, as in a `for` loop
+            (learner,) = Inspection(name).look().takers
+            assert learner.activity == "hold" and learner.activity_ns <= learner.oldest_held_ns + 10**6
+            threading.Event().wait(0.02)
+        del kept
+
+
+def test_a_reservation_does_not_hide_a_learner_that_is_the_bottleneck(name, child):
+    with rollway.Server(EXAMPLE, 1, rollway.ShmTransport(name), num_buffers=3) as server:
+        with rollway.ShmClient(name, EXAMPLE) as client:
+            slot = client.reserve()
+            worker = child(PRODUCER, name)
+            kept = server.sample()
+            verdict = judged_when(name, lambda look: any(one.activity == "wait_room" for one in look.givers))
+            assert verdict.culprit == "learner" and verdict.lines[0].startswith("the learner is the bottleneck: 1 of 2")
+            slot.abort()
+            del kept
+    worker.ends()
+
+
+def test_a_worker_of_an_earlier_run_is_not_blamed(name, child):
+    learner, worker = child(LEARNER, name), None
+    learner.says("up")
+    worker = child(WRITER_IN_A_SLOT, name)
+    worker.says("reserved")
+    worker.kill()
+    learner.kill()
+    with rollway.Server(EXAMPLE, 1, rollway.ShmTransport(name, if_exists="resume"), num_buffers=2) as server:
+        server.sample().release()
+        waiter = threading.Thread(target=server.sample)
+        waiter.start()
+        verdict = judged_when(name, lambda look: bool(look.takers) and look.takers[0].activity == "wait_data")
+        assert verdict.lines[0].startswith("no producer is attached: the learner waited for data")
+        server.submit(EXAMPLE)
+        waiter.join()
+
+
+def test_a_worker_that_died_is_in_the_first_line(name, child):
+    with rollway.Server(EXAMPLE, 4, rollway.ShmTransport(name)) as server, rollway.ShmClient(name, EXAMPLE) as client:
+        worker = child(WRITER_IN_A_SLOT, name)
+        worker.says("reserved")
+        worker.kill()
+        waiter = threading.Thread(target=server.sample)
+        waiter.start()
+        verdict = judged_when(name, lambda look: look.takers[0].activity == "wait_data" and bool(look.dead))
+        assert worker.pid in verdict.pids and f"1 died without closing (pid {worker.pid}" in verdict.lines[0]
+        for _ in range(4):
+            client.send(EXAMPLE)
+        waiter.join()
+
+
 def test_a_producer_that_is_stopped_inside_a_slot_is_named(name, child):
     with rollway.Server(EXAMPLE, 4, rollway.ShmTransport(name)) as server:
         worker = child(WRITER_IN_A_SLOT, name)

@@ -1,5 +1,6 @@
 """`rollway top`, `why` and `peek`: they print what `rollway.inspect` returns, for people and for programs."""
 
+import io
 import json
 import os
 import pty
@@ -13,10 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import rollway
 from rollway.cli import app
+from rollway.cli.top import frame
+from rollway.inspect import Monitor
 
 EXAMPLE = {"obs": np.zeros(4, np.float32)}
 
@@ -53,6 +57,13 @@ def test_top_prints_one_frame_with_every_participant(server):
     learner, submitter = (next(line for line in lines if line.startswith(role)) for role in ("learner", "own producer"))
     assert f" {os.getpid()} alive " in learner and "100%" in learner
     assert submitter.split()[-1] == "7"
+
+
+def test_top_cuts_no_pid_on_a_narrow_terminal(server):
+    out = Console(width=80, file=io.StringIO())
+    out.print(frame(Monitor(["running"]).look()))
+    shown = out.file.getvalue()
+    assert f" {os.getpid()} " in shown and "…" not in shown and "writes" not in shown
 
 
 def test_top_as_json_has_shares_that_add_up(server):

@@ -45,6 +45,21 @@ def test_a_look_at_a_ring_says_what_server_stats_say(name):
         assert only(Inspection(name).look(), "learner").activity == "work"
 
 
+def test_the_copies_of_sends_that_waited_are_counted(name):
+    example = {"obs": np.zeros(1 << 18, np.float32)}
+    with rollway.Server(example, 1, rollway.ShmTransport(name), num_buffers=2) as server:
+        with rollway.ShmClient(name, example) as client:
+            for _ in range(2):
+                client.send(example)
+            before = only(Inspection(name).look(), "producer").copy_ns
+            worker = threading.Thread(target=client.send, args=(example,))
+            worker.start()
+            until(lambda: only(Inspection(name).look(), "producer").activity == "wait_room")
+            server.sample().release()
+            worker.join()
+            assert only(Inspection(name).look(), "producer").copy_ns > before > 0
+
+
 def test_a_look_counts_all_that_ever_joined(name):
     with rollway.Server(EXAMPLE, 2, rollway.ShmTransport(name)):
         for joined in (2, 3):

@@ -37,6 +37,7 @@ def test_numbers_rates_shares_and_quantiles_are_written():
     assert first["rollway/ready_samples"] == 0 and not any(name.endswith(("_per_s", "_share")) for name in first)
     assert second["rollway/ready_samples"] == 2 and second["rollway/samples_released"] == 2
     assert second["rollway/samples_released_per_s"] > 0
+    assert second["rollway/bytes"] > 0 and "rollway/bytes_per_s" not in second  # the size of the ring
     assert 0 <= second["rollway/learners_hold_share"] <= 1
     assert second["rollway/queue_dwell_p99_s"] > 0
     assert not any(name.endswith("_ns") for name in second)

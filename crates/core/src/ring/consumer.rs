@@ -334,8 +334,9 @@ pub struct Batch<C: Deref<Target = Consumer>> {
 impl<C: Deref<Target = Consumer>> Batch<C> {
     fn of(consumer: C, taken: Taken) -> Batch<C> {
         consumer.seat.holds(1);
-        let line = &consumer.ring.protocol().buffers[taken.buffer];
-        line.taken_ns.store(monotonic_ns(), Ordering::Relaxed);
+        let (line, now_ns) = (&consumer.ring.protocol().buffers[taken.buffer], monotonic_ns());
+        line.taken_ns.store(now_ns, Ordering::Relaxed);
+        consumer.seat.holds_anew(now_ns);
         Batch { consumer, taken: Some(taken) }
     }
 

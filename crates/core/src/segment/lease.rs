@@ -519,6 +519,15 @@ impl Seat {
         }
     }
 
+    /// Something was taken while something else is held: what it holds now, it holds since now.
+    #[inline]
+    pub fn holds_anew(&self, now_ns: u64) {
+        let account = &self.record().account;
+        if account.activity() == Activity::Hold {
+            account.switch(Activity::Hold, now_ns);
+        }
+    }
+
     /// Counts what it has given back. The caller owned it.
     #[inline]
     pub fn let_go(&self, count: usize) {

@@ -176,15 +176,9 @@ impl SampleSender for Producer {
     fn send_now(&self, py: Python<'_>, rows: &Rows) -> Result<bool> {
         let send = |core: &Core| {
             let Some(claim) = core.claim(1, Deadline::Now)? else { return Ok(false) };
-            let timed = core.sent().is_multiple_of(TIMED);
-            let started = if timed { monotonic_ns() } else { 0 };
+            let number = core.sent();
             let origin = core.assign_sequence(&claim, rows.version); // Nothing can fail from here on.
-            self.copy(core, &claim, rows, 0);
-            if timed {
-                let took = monotonic_ns() - started;
-                core.ring().protocol().control.memcpy.record(took);
-                core.note_copy(took, TIMED, self.plan.get().sample_bytes);
-            }
+            self.copy_timed(core, &claim, rows, number);
             core.commit_as(claim, origin);
             Ok(true)
         };
@@ -198,7 +192,7 @@ impl SampleSender for Producer {
         let claimed = claim(py, &core, 1, deadline)?;
         Ok(claimed.map(|claim| {
             claim.is_some_and(|claim| {
-                self.copy(&core, &claim, rows, 0);
+                self.copy_timed(&core, &claim, rows, core.sent());
                 core.commit(claim, rows.version);
                 true
             })
@@ -232,6 +226,21 @@ impl Producer {
             self.copy(core, claim, rows, first);
         }
         core.note_copy(monotonic_ns() - started, 1, 0);
+    }
+
+    /// Copies one sample, the `number`-th of this producer. Of small ones, one in so many is timed.
+    #[inline]
+    fn copy_timed(&self, core: &Core, claim: &Claim, rows: &Rows, number: u64) {
+        let bytes = self.plan.get().sample_bytes;
+        let of = if bytes >= DETACH_BYTES { 1 } else { TIMED };
+        if !number.is_multiple_of(of) {
+            return self.copy(core, claim, rows, 0);
+        }
+        let started = monotonic_ns();
+        self.copy(core, claim, rows, 0);
+        let took = monotonic_ns() - started;
+        core.ring().protocol().control.memcpy.record(took);
+        core.note_copy(took, of, bytes);
     }
 
     #[inline]
