@@ -22,8 +22,10 @@ signals.py    when Ctrl-C, SIGTERM and SIGHUP take effect
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+from pathlib import Path
 
 __all__ = ["main"]
 
@@ -41,6 +43,8 @@ def main() -> None:
         sys.exit(f"rollway: the command line needs {needed}: pip install '.[cli]' in the clone of Rollway")
     except KeyboardInterrupt:
         sys.exit(130)
+    if sys.stdout is None:  # It was closed by who started us.
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  # as long as the process
     status = app.run()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the work is done: a late Ctrl-C changes nothing
     sys.exit(status)

@@ -121,7 +121,7 @@ def why(
     """Say who is the bottleneck of a segment, and for how long, in three lines. It only reads."""
     from rollway.cli import why as why_command
 
-    why_command.show(names or [], seconds, as_json=json)
+    raise typer.Exit(why_command.show(names or [], seconds, as_json=json))
 
 
 @app.command()

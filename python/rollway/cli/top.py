@@ -38,7 +38,8 @@ def show(names: Sequence[str], interval_s: float, *, once: bool, as_json: bool) 
     monitor = Monitor(names)
     seen = monitor.look()
     out = console()
-    if once or as_json or not (out.is_terminal and sys.stdin.isatty()):
+    is_live = out.is_terminal and not out.is_dumb_terminal and sys.stdin is not None and sys.stdin.isatty()
+    if once or as_json or not is_live:
         time.sleep(interval_s)
         seen = monitor.look()
         if as_json:

@@ -10,12 +10,20 @@ from rollway import inspect
 from rollway.cli.console import console, plain, print_json
 
 
-def show(names: Sequence[str], seconds: float, *, as_json: bool) -> None:
-    """Prints who is the bottleneck, in three lines for each segment. Without names, of all segments."""
+def show(names: Sequence[str], seconds: float, *, as_json: bool) -> int:
+    """Prints who is the bottleneck, in three lines for each segment. Without names, of all segments.
+
+    Returns 1 if a named one cannot be looked at.
+    """
     found = {names[0]: inspect.why(names[0], seconds)} if len(names) == 1 else _several(names, seconds)
     if as_json:
         print_json({name: dataclasses.asdict(verdict) for name, verdict in found.items()})
-        return
+    else:
+        _print(names, found)
+    return 1 if names and any(verdict.culprit == "unreadable" for verdict in found.values()) else 0
+
+
+def _print(names: Sequence[str], found: dict[str, inspect.Verdict]) -> None:
     out = console()
     for name, verdict in found.items():
         if len(names) != 1:

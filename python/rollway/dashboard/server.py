@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import secrets
 import socket
 from collections.abc import AsyncIterator, Sequence
@@ -70,6 +71,7 @@ class Dashboard:
         """Serves until Ctrl-C or SIGTERM, and then raises KeyboardInterrupt or ends as the signal says."""
         app = fastapi.FastAPI(lifespan=self._lifespan, docs_url=None, redoc_url=None, openapi_url=None)
         pages.add(self._history)
+        logging.getLogger("nicegui").setLevel(logging.ERROR)  # its warnings show what strangers ask for, as it is
         ui.run_with(
             app,
             title="Rollway",

@@ -340,8 +340,9 @@ def _ids(them: Sequence[Participant]) -> tuple[int, ...]:
 
 
 def _pids(them: Sequence[Participant]) -> str:
-    shown = ", ".join(str(one.pid) for one in them[:_SHOWN])
-    return f"pid {shown}{_more(len(them))}"
+    pids = list(dict.fromkeys(one.pid for one in them))
+    shown = ", ".join(str(pid) for pid in pids[:_SHOWN])
+    return f"pid {shown}{_more(len(pids))}"
 
 
 def _more(count: int) -> str:

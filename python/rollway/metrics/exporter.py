@@ -5,6 +5,7 @@ It listens on loopback, or with a token elsewhere. `rollway metrics` runs one.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import ipaddress
 import os
@@ -149,6 +150,16 @@ class _Server(ThreadingMixIn, TCPServer):
             # The thread of the request does the handshake, because a slow peer must not stop the others.
             self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
 
+    def knows(self, host: str) -> bool:
+        """Whether a request without a token names loopback: a page of another site comes under a name of its own."""
+        name = host.partition("]")[0].removeprefix("[") if host.startswith("[") else host.rpartition(":")[0] or host
+        if self._token is not None or name.lower() in ("", "localhost"):
+            return True
+        try:
+            return ipaddress.ip_address(name).is_loopback
+        except ValueError:
+            return False
+
     def admits(self, authorization: str) -> bool:
         """Whether a request may see the metrics."""
         if self._token is None:
@@ -181,10 +192,27 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _REQUEST_TIMEOUT_S
     server_version, sys_version = "rollway", ""
 
+    def setup(self) -> None:
+        super().setup()
+        # A peer that sends a byte now and then would keep its room for ever.
+        self._limit = threading.Timer(_REQUEST_TIMEOUT_S, self._cut)
+        self._limit.daemon = True
+        self._limit.start()
+
+    def finish(self) -> None:
+        self._limit.cancel()
+        super().finish()
+
+    def _cut(self) -> None:
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+
     def do_GET(self) -> None:
         from prometheus_client.exposition import choose_encoder
 
-        if not self.server.admits(self.headers.get("Authorization", "")):
+        if not self.server.knows(self.headers.get("Host", "")):
+            self._answer(HTTPStatus.FORBIDDEN, b"these metrics are on loopback: ask for them as 127.0.0.1\n")
+        elif not self.server.admits(self.headers.get("Authorization", "")):
             self._answer(HTTPStatus.UNAUTHORIZED, b"a token is needed: Authorization: Bearer TOKEN\n")
         elif urlsplit(self.path).path not in ("/", "/metrics"):
             self._answer(HTTPStatus.NOT_FOUND, b"the metrics are at /metrics\n")

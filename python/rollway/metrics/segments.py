@@ -102,7 +102,8 @@ class _Scrape:
         except RollwayError as error:
             was_listed = born_ns != 0  # the others were asked for by name
             if not (was_listed and isinstance(error, SegmentNotFound)):
-                self.families.add("segment_readable", 0, {"segment": name, "kind": kind})
+                shown = "".join(c if c.isprintable() else "?" for c in name)  # no name that we gave
+                self.families.add("segment_readable", 0, {"segment": shown, "kind": kind})
             return
         if look.unlinked:
             return

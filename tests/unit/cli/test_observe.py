@@ -83,6 +83,44 @@ def test_top_says_what_cannot_be_looked_at(shm):
     assert "is not a Rollway segment" in run("top", "--once", "--interval", "0.05")
 
 
+def test_a_pipe_among_the_segments_keeps_nobody_waiting(server, shm):
+    os.mkfifo(shm / "rollway.pipe", 0o600)
+    for command in (("top", "--once", "--interval", "0.05"), ("ls",), ("why", "--seconds", "0.05")):
+        assert "running" in run(command[0], *command[1:])
+    assert "is not a Rollway segment: it is no file" in run("top", "--once", "--interval", "0.05")
+
+
+def test_names_from_elsewhere_do_not_reach_the_terminal_as_they_are(shm):
+    (shm / "rollway.\x1b[2Jx\ny").write_bytes(b"")
+    assert "\x1b" not in run("top", "--once", "--interval", "0.05")
+    assert "\x1b" not in run("metrics", "--once")
+
+
+def test_why_ends_with_1_if_a_named_segment_is_missing(server):
+    assert "there is no segment 'none'" in run("why", "running", "none", "--seconds", "0.05", code=1)
+
+
+def test_top_on_a_dumb_terminal_prints_one_frame(server):
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "rollway.cli", "top", "--interval", "0.05"]
+    dumb = {**os.environ, "TERM": "dumb"}
+    process = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, env=dumb)
+    os.close(follower)
+    try:
+        assert b"own producer" in _read_until(leader, None)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(leader)
+
+
+def test_a_closed_standard_output_is_no_traceback(server):
+    command = f"{sys.executable} -m rollway.cli top --once --interval 0.05 >&-"
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_top_on_a_terminal_draws_until_q(server):
     leader, follower = pty.openpty()
     command = [sys.executable, "-m", "rollway.cli", "top", "--interval", "0.05"]

@@ -1,6 +1,8 @@
 """`rollway.inspect`: what a look from outside says about each kind of segment, and that it changes nothing."""
 
 import gc
+import os
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -58,6 +60,18 @@ def test_the_copies_of_sends_that_waited_are_counted(name):
             server.sample().release()
             worker.join()
             assert only(Inspection(name).look(), "producer").copy_ns > before > 0
+
+
+def test_a_file_that_was_cut_off_is_an_error_and_not_the_end(name):
+    cut = f"{name}-cut"
+    with rollway.Server(EXAMPLE, 2, rollway.ShmTransport(name)):
+        shutil.copy(file_of(name), file_of(cut))
+    inspection = Inspection(cut)
+    os.truncate(file_of(cut), 100)
+    for look in (inspection.look, lambda: inspection.native.newest(1)):
+        with pytest.raises(rollway.errors.SegmentDamaged, match="its file was cut off"):
+            look()
+    file_of(cut).unlink()
 
 
 def test_a_look_counts_all_that_ever_joined(name):

@@ -63,6 +63,19 @@ def test_beyond_loopback_there_is_no_exporter_without_a_token():
         assert get(exporter.url)[0] == 401 and get(exporter.url, Authorization=f"Bearer {TOKEN}")[0] == 200
 
 
+def test_a_page_of_another_site_cannot_ask_on_loopback():
+    with Exporter(port=0) as exporter:
+        assert get(exporter.url, Host="example.org")[0] == 403
+        assert get(exporter.url, Host="localhost:1")[0] == get(exporter.url, Host="127.0.0.1")[0] == 200
+
+
+def test_a_peer_that_never_ends_its_request_is_cut_off(monkeypatch):
+    monkeypatch.setattr("rollway.metrics.exporter._REQUEST_TIMEOUT_S", 0.2)
+    with Exporter(port=0) as exporter, connected(exporter) as peer:
+        peer.sendall(b"G")
+        assert peer.recv(1) == b""
+
+
 def test_an_address_that_cannot_be_had_is_named():
     with Exporter(port=0) as exporter:
         port = urlsplit(exporter.url).port

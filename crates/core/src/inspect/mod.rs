@@ -100,6 +100,7 @@ impl Inspection {
     /// Looks once.
     pub fn look(&self) -> Result<Look> {
         let segment = self.segment();
+        segment.check_whole()?;
         let at_ns = monotonic_ns();
         let (mut numbers, histograms) = self.numbers(at_ns)?;
         let joined = segment.seats().iter().map(|record| u64::from(record.life.load(Ordering::Relaxed)));

@@ -42,6 +42,7 @@ impl Inspection {
     /// Up to `count` of what was committed last, the newest first. Fewer where the segment has fewer, where the producers
     /// overwrite them faster than they can be copied, or where they are larger than [`MOST_BYTES`].
     pub fn newest(&self, count: usize) -> Result<Vec<Newest>> {
+        self.segment().check_whole()?;
         match &self.structure {
             Structure::Ring(ring) => of_ring(ring, count),
             Structure::Records(records) => of_records(records, count),

@@ -251,7 +251,8 @@ impl Segment {
     fn open_for(name: &str, kind: Option<u32>, access: OFlags, protection: ProtFlags) -> Result<Segment> {
         check_name(name)?;
         let path = path_of(name);
-        let flags = access | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        // A pipe under such a name would keep us waiting for its other end.
+        let flags = access | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let file = match fs::open(&path, flags, Mode::empty()) {
             Ok(file) => file,
             Err(Errno::NOENT) => return Err(not_found(name)),
@@ -265,6 +266,9 @@ impl Segment {
         let mode = stat.st_mode & 0o7777;
         if stat.st_uid != my_uid() || mode & 0o077 != 0 {
             return Err(Error::NotOurs { name: name.to_owned(), owner: stat.st_uid, me: my_uid(), mode });
+        }
+        if fs::FileType::from_raw_mode(stat.st_mode) != fs::FileType::RegularFile {
+            return Err(Error::NotASegment { path, what: "it is no file".to_owned() });
         }
         let (header, extent) = Self::read_header(name, &path, &file, stat.st_size as u64)?;
         if let Some(kind) = kind.filter(|&kind| kind != header.kind) {
@@ -322,6 +326,15 @@ impl Segment {
                 Err(Errno::INTR) => {}
                 Err(e) => return Err(Error::io(format!("reading segment '{}'", self.name), e)),
             }
+        }
+        Ok(())
+    }
+
+    /// An error when another process has cut the file off: to look at what is missing would end this process.
+    pub fn check_whole(&self) -> Result<()> {
+        let stat = fs::fstat(self.anchor.as_fd()).map_err(|e| Error::io("fstat", e))?;
+        if (stat.st_size as u64) < self.extent.total as u64 {
+            return Err(Error::Corrupt { name: self.name.clone(), what: "its file was cut off" });
         }
         Ok(())
     }
