@@ -12,7 +12,7 @@ import pytest
 
 import rollway
 from rollway import _core
-from rollway.inspect import Inspection, Interval, Monitor, Unreadable, watch
+from rollway.inspect import Inspection, Interval, Monitor, Unreadable, watch, why
 from rollway.inspect.process import process_state
 from rollway.replay import TransitionBuffer
 from rollway.weights import WeightSync
@@ -171,6 +171,15 @@ def test_a_look_at_weights_says_which_version_each_reader_has(name):
             until(lambda: only(Inspection(name).look(), "reader").activity == "wait_data")
             writer.write_weights(weights)
             waiter.join()
+
+
+def test_what_gives_weights_to_remote_workers_is_no_reader_that_is_behind(name):
+    with WeightSync({"w": (4,)}, name=name) as weights:
+        transport = rollway.TcpTransport(weights=weights)
+        with rollway.Server(EXAMPLE, 2, transport):
+            weights.write_weights({"w": np.ones(4, np.float32)})
+            roles = sorted(one.role for one in Inspection(name).look().participants)
+            assert roles == ["network", "writer"] and why(name, seconds=0.01).culprit == "nobody"
 
 
 def test_a_look_at_a_replay_buffer_counts_rows(name):

@@ -105,7 +105,7 @@ impl Inspection {
             (_, 1) => "producer",
             (_, 2) => "learner",
             (_, 5) => "own producer",
-            (_, 9) => "network",
+            (_, 9 | 10) => "network",
             _ => "unknown",
         }
     }

@@ -91,6 +91,8 @@ pub enum Role {
     OwnProducer = 5,
     /// A producer of the learner, too: of what remote workers send. It is a [`Producer`](Role::Producer) as well.
     Network = 9,
+    /// What gives weights to remote workers. It is a [`Consumer`](Role::Consumer) as well.
+    NetworkReader = 10,
 }
 
 impl Role {

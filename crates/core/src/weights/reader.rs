@@ -56,7 +56,12 @@ impl Reader {
 
     /// Sits down in weights that are mapped.
     pub fn attach_to(weights: Arc<Weights>, threads: usize) -> Result<Reader> {
-        let seat = Seat::take(weights.segment().clone(), Role::Consumer, |seat| weights.sweep(seat))?;
+        Reader::attach_as(Role::Consumer, weights, threads)
+    }
+
+    /// As [`attach_to`](Self::attach_to). `role`: [`Role::Consumer`], or [`Role::NetworkReader`] for remote workers.
+    pub fn attach_as(role: Role, weights: Arc<Weights>, threads: usize) -> Result<Reader> {
+        let seat = Seat::take(weights.segment().clone(), role, |seat| weights.sweep(seat))?;
         let populated = AtomicU32::new(weights.protocol().grown() as u32);
         let (pins_used, closing) = (AtomicU64::new(0), AtomicBool::new(false));
         Ok(Reader { weights, seat, threads, pins_used, populated, closing })

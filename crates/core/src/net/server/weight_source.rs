@@ -6,6 +6,7 @@
 use crate::error::Result;
 use crate::net::wire::frame::{Inventory, MAX_LEAVES, MAX_WEIGHTS_SCHEMA_BYTES};
 use crate::net::wire::limits::check_at_most;
+use crate::segment::Role;
 use crate::sys::sync::{AtomicBool, Ordering};
 use crate::sys::thread::{OwnedThread, lock};
 use crate::sys::wait::LivenessPoll;
@@ -49,7 +50,7 @@ impl WeightSource {
             leaf_bytes: geometry.leaf_bytes.iter().map(|&bytes| bytes as u64).collect(),
             schema,
         };
-        let reader = Arc::new(Reader::attach_to(weights.clone(), 1)?);
+        let reader = Arc::new(Reader::attach_as(Role::NetworkReader, weights.clone(), 1)?);
         let (latest, stop) = (watch::Sender::new(look(&weights)), Arc::new(AtomicBool::new(false)));
         let watcher = OwnedThread::spawn("rollway-version", {
             let (weights, latest, stop) = (weights.clone(), latest.clone(), stop.clone());
