@@ -199,12 +199,22 @@ $(VENV)/.tools: pyproject.toml | $(VENV)/bin/python
 	$(INSTALL) "maturin>=1.9,<2"
 	touch $@
 
+# $(call develop,profile): the extension and the package into $(VENV). There is one at a time.
+define develop
+VIRTUAL_ENV=$(CURDIR)/$(VENV) PATH="$(dir $(abspath $(UV))):$$PATH" $(VENV)/bin/maturin develop -q --profile $(1) --uv --extras cli
+endef
+
 $(VENV)/.built: $(VENV)/.tools $(RUST_SOURCES)
-	VIRTUAL_ENV=$(CURDIR)/$(VENV) PATH="$(dir $(abspath $(UV))):$$PATH" \
-	    $(VENV)/bin/maturin develop -q --release --uv --extras cli
+	$(call develop,release)
+	rm -f $(VENV)/.quick
 	touch $@
 
-$(VENV)/.test: $(VENV)/.built
+$(VENV)/.quick: $(VENV)/.tools $(RUST_SOURCES)
+	$(call develop,quick)
+	rm -f $(VENV)/.built
+	touch $@
+
+$(VENV)/.test: $(VENV)/.quick
 	$(INSTALL) --group test --group peers
 	$(INSTALL) --no-deps skyrl==0.3.0 unilab==1.5.2
 	touch $@
