@@ -69,7 +69,7 @@ directory=$$(mktemp -d /dev/shm/test-rollway.XXXXXX); trap 'rm -rf "$$directory"
 endef
 
 test-core: $(VENV)/.test ## Python tests: unit and fault
-	$(call pytest,$(PY),tests/unit tests/fault)
+	$(call pytest,$(PY),tests/unit tests/fault --ignore=tests/unit/site)  # for that, see docs
 
 test-process: $(VENV)/.test chromium ## Python tests: process, with a real browser
 	$(call pytest,$(PY),tests/process)
@@ -156,6 +156,7 @@ lint-workflows: $(CHECK_VENV)/.tools
 
 docs: check-tree ## Build the documentation site into target/site; a warning is an error, and so is a broken link
 	NO_MKDOCS_2_WARNING=1 $(CHECK_VENV)/bin/mkdocs build
+	$(call pytest,$(CHECK_PY),tests/unit/site)
 
 docs-serve: check-tree ## Show the documentation site on http://127.0.0.1:8000, and build it again when a page changes
 	NO_MKDOCS_2_WARNING=1 $(CHECK_VENV)/bin/mkdocs serve

@@ -59,9 +59,9 @@ def url(shm):
     dashboard.kill()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def chromium():
-    """Debian's, headless. `make` installs it: scripts/install_chromium.sh."""
+    """Debian's, headless. `make` installs it: scripts/install_chromium.sh. Until it ends, an event loop runs in this thread."""
     with sync_playwright() as playwright:
         expect.set_options(timeout=30_000)
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
