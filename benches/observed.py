@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
 import multiprocessing
 import os
@@ -18,14 +19,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
+from rich.live import Live
 
 import rollway
 from harness import machine
+from rollway.cli.top import frame
+from rollway.inspect import Monitor
 
 HERE = Path(__file__).resolve().parent
 EXAMPLE = {"obs": np.zeros((64, 96), np.float32), "reward": np.zeros(1, np.float32)}
@@ -72,6 +77,22 @@ def looked_at(name: str) -> Iterator[None]:
         os.close(leader)
 
 
+def costs(name: str, times: int = 50) -> dict[str, float]:
+    """CPU seconds of this process for one look at a segment, and for drawing one frame of it."""
+    monitor = Monitor([name])
+    out = Console(width=160, height=40, file=io.StringIO(), force_terminal=True)
+    seen = monitor.look()
+
+    def cost(call: Callable[[], object]) -> float:
+        began = time.process_time()
+        for _ in range(times):
+            call()
+        return (time.process_time() - began) / times
+
+    with Live(console=out, screen=True, auto_refresh=False) as live:
+        return {"look_cpu_s": cost(monitor.look), "frame_cpu_s": cost(lambda: live.update(frame(seen), refresh=True))}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)
@@ -93,14 +114,20 @@ def main() -> None:
                     turn["looked_at" if looks else "alone"] = rate(server, options.seconds)
             turns.append(turn)
             print(f"turn {number + 1}: {turn['looked_at'] / turn['alone']:.3f} of the samples/s without a look")
+        cpu = costs(server.name)
     for worker in workers:
         worker.join()
     ratios = [turn["looked_at"] / turn["alone"] for turn in turns]
-    spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
-    print(
-        f"median {statistics.median(ratios):.3f} ({spread}), at {statistics.median(t['alone'] for t in turns):,.0f}/s"
-    )
-    result: dict[str, Any] = {"command": machine.command(), **machine.describe(("rollway",)), "turns": turns}
+    alone = statistics.median(turn["alone"] for turn in turns)
+    print(f"median {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}), at {alone:,.0f} samples/s")
+    print(f"CPU: a look {cpu['look_cpu_s'] * 1e3:.2f} ms, a frame {cpu['frame_cpu_s'] * 1e3:.1f} ms")
+    result: dict[str, Any] = {
+        "command": machine.command(),
+        "commit": machine.commit(),
+        "machine": machine.describe(("rollway",)),
+        **cpu,
+        "turns": turns,
+    }
     (options.out / "observed.json").write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -23,6 +23,7 @@ app = typer.Typer(
 train = typer.Typer(no_args_is_help=True, help="Train on a Gymnasium environment, and watch it: APPO or SAC.")
 app.add_typer(train, name="train")
 
+Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Segments; all if none is given.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")]
 
 
@@ -97,9 +98,7 @@ def doctor(json: Json = False) -> None:
 
 @app.command()
 def top(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Segments; all if none is given.")
-    ] = None,
+    names: Names = None,
     interval: Annotated[float, typer.Option(min=0.05, max=60, help="Seconds from look to look.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print one frame, and end.")] = False,
     json: Json = False,
@@ -112,9 +111,7 @@ def top(
 
 @app.command()
 def why(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Segments; all if none is given.")
-    ] = None,
+    names: Names = None,
     seconds: Annotated[float, typer.Option(min=0.01, max=600, help="How long to look.")] = 2.0,
     json: Json = False,
 ) -> None:
@@ -139,9 +136,7 @@ def peek(
 
 @app.command()
 def dashboard(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Segments; all if none is given.")
-    ] = None,
+    names: Names = None,
     host: Annotated[str, typer.Option(help="Where to listen. Beyond loopback, a token guards it.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one.")] = 8090,
     token_file: Annotated[
@@ -158,9 +153,7 @@ def dashboard(
 
 @app.command()
 def metrics(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Segments; all if none is given.")
-    ] = None,
+    names: Names = None,
     host: Annotated[str, typer.Option(help="Where to listen. Any address but loopback needs a token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 9464,
     token: Annotated[

@@ -527,6 +527,7 @@ impl Seat {
         let account = &self.record().account;
         if account.activity() == Activity::Hold {
             account.switch(Activity::Hold, now_ns);
+            self.account_for(); // Another thread may have begun to wait meanwhile (A2).
         }
     }
 
