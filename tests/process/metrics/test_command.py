@@ -117,11 +117,12 @@ def test_what_cannot_be_served_is_one_sentence(options, sentence):
 def test_segments_that_come_and_go_disturb_no_look(name, child):
     maker = child(
         """
-        import sys, numpy as np, rollway
+        import sys, time, numpy as np, rollway
         print("up", flush=True)
         for number in range(300):
             with rollway.Server({"x": np.zeros(1)}, 2, rollway.ShmTransport(f"{sys.argv[1]}-{number % 3}")) as server:
                 server.submit({"x": np.zeros(1)})
+                time.sleep(number % 4 / 500)  # some live too short to be seen
         """,
         name,
     )
