@@ -1,9 +1,10 @@
 """Compares two builds of Rollway by turns, in one run: an older checkout and this one.
 
-`python benches/by_turns.py ../older` runs the same short benchmarks of `ring.py`, `net.py`, `records.py` and
-`weights.py` with the one package and then with the other, round after round, and prints the ratio of each round: new to
-old, above 1 is faster. The older checkout must be built (``make .venv/.built`` there). The benchmark code is this
-checkout's for both, so that only the package differs. Writes docs/bench/by_turns.json. It asserts nothing about time.
+`python benches/by_turns.py ../older` runs the same short benchmarks of `ring.py`, `net.py`, `records.py`, `weights.py`
+and `harness/handles.py` (replay, rollouts, groups, vector_env) with the one package and then with the other, round
+after round, and prints the ratio of each round: new to old, above 1 is faster. The older checkout must be built (``make
+.venv/.built`` there). The benchmark code is this checkout's for both, so that only the package differs. Writes
+docs/bench/by_turns.json. It asserts nothing about time.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness import machine
+from harness.handles import MEASURED
 
 HERE = Path(__file__).resolve().parent
 OURS = HERE.parent / "python"
@@ -60,12 +62,19 @@ def weights(out: Path, environment: dict[str, str]) -> Figures:
     }
 
 
-def run(command: list[str], environment: dict[str, str]) -> None:
+def handles(bench: str, environment: dict[str, str], seconds: float) -> Figures:
+    """Calls per second in one process."""
+    figures: Figures = json.loads(run(["-W", "ignore", "-m", "harness.handles", bench, str(seconds)], environment))
+    return figures
+
+
+def run(command: list[str], environment: dict[str, str]) -> str:
     ended = subprocess.run(
         [sys.executable, *command], cwd=HERE, env=os.environ | environment, capture_output=True, text=True
     )
     if ended.returncode != 0:
         raise SystemExit(f"{' '.join(command)} ended with status {ended.returncode}:\n{ended.stderr[-2000:]}")
+    return ended.stdout
 
 
 def main() -> None:
@@ -73,7 +82,7 @@ def main() -> None:
     parser.add_argument("older", type=Path, help="a built checkout of the older code")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.4, help="measured time per cell")
-    parser.add_argument("--only", default="ring,net,records,weights")
+    parser.add_argument("--only", default=",".join([*STREAMS, "weights", *MEASURED]))
     parser.add_argument("--out", type=Path, default=HERE.parent / "docs" / "bench")
     options = parser.parse_args()
     older = (options.older / "python").resolve()
@@ -91,11 +100,12 @@ def main() -> None:
                 environment = {"PYTHONPATH": str(package)}
                 with tempfile.TemporaryDirectory() as folder:
                     out = Path(folder)
-                    sides[package] = (
-                        weights(out, environment)
-                        if bench == "weights"
-                        else streams(bench, out, environment, options.seconds)
-                    )
+                    if bench in MEASURED:
+                        sides[package] = handles(bench, environment, options.seconds)
+                    elif bench == "weights":
+                        sides[package] = weights(out, environment)
+                    else:
+                        sides[package] = streams(bench, out, environment, options.seconds)
             for what in sides[older].keys() & sides[OURS].keys():
                 rounds[what].append((sides[older][what], sides[OURS][what]))
 
