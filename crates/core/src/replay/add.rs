@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::segment::Activity;
 use crate::segment::header::PAGE;
 use crate::segment::lease::LivenessMemo;
-use crate::sys::clock::monotonic_ns;
+use crate::sys::clock::coarse_ns;
 use crate::sys::opaque_copy::{can_stream_lines, copy_field, stream_fence, stream_lines};
 use crate::sys::prefetch::prefetch_to_write;
 use crate::sys::signals;
@@ -123,7 +123,7 @@ impl Table {
                 passed = 0;
             }
         }
-        self.seat.record().account.note_commit(*done - before, monotonic_ns(), 0);
+        self.seat.record().account.note_commit(*done - before, coarse_ns(), 0);
         Ok(())
     }
 
