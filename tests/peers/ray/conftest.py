@@ -8,7 +8,7 @@ NAMESPACE = "rollway-tests"
 
 
 @pytest.fixture(scope="session")
-def cluster():
+def ray_cluster():
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
@@ -26,7 +26,12 @@ def cluster():
 
 
 @pytest.fixture
-def ray(cluster):
+def ray(ray_cluster):
     import ray
 
     return ray
+
+
+@pytest.fixture
+def address(ray_cluster):
+    return ray_cluster.address
