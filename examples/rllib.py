@@ -17,6 +17,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from rollway.integrations.ray import connect, publish
 
 import rollway
+import rollway.weights
 
 ENV = "CartPole-v1"
 STEPS = 2_000  # of each update
@@ -92,7 +93,7 @@ def train(updates: int, runners: int = 2) -> Iterator[float]:
     env = gymnasium.make(ENV)
     learners = CONFIG.build_learner_group(env=env)
     with (
-        rollway.WeightSync.from_state_dict(policy_of(learners)) as weights,
+        rollway.weights.WeightSync.from_state_dict(policy_of(learners)) as weights,
         rollway.RecordServer(EPISODE, rollway.ShmTransport()) as server,
         publish("rllib", server, weights=weights),
     ):
@@ -112,13 +113,13 @@ def train(updates: int, runners: int = 2) -> Iterator[float]:
             )
             weights.write_weights(policy_of(learners))
             yield float(np.mean([episode.get_return() for episode in episodes if episode.is_done]))
-        for actor, call in zip(actors, running, strict=True):
+        for actor in actors:
             ray.kill(actor)
-            del call
+        ray.wait(running, num_returns=len(running), timeout=30)  # until they have ended
 
 
 def main() -> None:
-    ray.init(log_to_driver=False)
+    ray.init(log_to_driver=False, namespace="rllib")
     updates = int(sys.argv[1]) if len(sys.argv) > 1 else 10
     for update, mean in enumerate(train(updates)):
         print(f"update {update}: mean return {mean:.0f}", flush=True)
