@@ -12,6 +12,7 @@ mod frame_probe;
 mod harness;
 
 mod frame;
+mod mirror_chain;
 mod pressure;
 mod records;
 mod restarts;
