@@ -473,7 +473,7 @@ class TcpServer:
         host: str,
         port: int,
         *,
-        weights: Weights | None,
+        weights: Weights | WeightMirror | None,
         token: bytes | None,
         tls: tuple[str, str] | None,
         io_threads: int,
@@ -825,4 +825,5 @@ class WeightMirror(_WeightCopy):
     def over(self) -> bool: ...
     @property
     def last_error(self) -> str | None: ...
+    def redirect(self, host: str, port: int, token: bytes | None) -> None: ...
     def wait_for_version(self, version: int, timeout: float | None) -> int: ...
