@@ -400,6 +400,41 @@ class TcpConnection:
     @property
     def unacknowledged(self) -> int: ...
 
+@final
+class Forwarder:
+    def __new__(
+        cls,
+        name: str,
+        plan: Plan,
+        host: str,
+        port: int,
+        options: TcpOptions,
+        *,
+        rows: int,
+        num_buffers: int,
+        max_peers: int,
+        on_full: str,
+        on_restart: str,
+    ) -> Self: ...
+    def wait(self, timeout: float | None = None) -> None: ...
+    def close(self, timeout: float | None) -> None: ...
+    def abandon(self) -> None: ...
+    def stats(self) -> dict[str, int]: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def address(self) -> str: ...
+    @property
+    def connected(self) -> bool: ...
+    @property
+    def last_error(self) -> str | None: ...
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def over(self) -> bool: ...
+    @property
+    def error(self) -> str | None: ...
+
 @type_check_only
 class _TcpSender(TcpConnection, Generic[_P]):
     def __new__(
@@ -438,7 +473,7 @@ class TcpServer:
         host: str,
         port: int,
         *,
-        weights: Weights | None,
+        weights: Weights | WeightMirror | None,
         token: bytes | None,
         tls: tuple[str, str] | None,
         io_threads: int,
@@ -790,4 +825,5 @@ class WeightMirror(_WeightCopy):
     def over(self) -> bool: ...
     @property
     def last_error(self) -> str | None: ...
+    def redirect(self, host: str, port: int, token: bytes | None) -> None: ...
     def wait_for_version(self, version: int, timeout: float | None) -> int: ...
