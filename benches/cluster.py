@@ -31,12 +31,12 @@ import ray
 from ray.cluster_utils import Cluster
 from rich.console import Console
 from rich.table import Table
-from rollway.integrations.ray import connect, publish
 
 import rollway
 from harness import machine
 from harness.report import write_json
 from harness.workloads import TRAJECTORY, WORKLOADS, Item, Workload
+from rollway.integrations.ray import connect, publish
 
 RUN = 32
 UNDER_WAY = 4
@@ -197,8 +197,8 @@ WAYS: dict[str, Callable[[Workload, list[Any]], contextlib.AbstractContextManage
 }
 
 
-def measure(way: str, workload: Workload, workers: int, seconds: float) -> float:
-    """Samples per second."""
+def measure(way: str, workload: Workload, workers: int, seconds: float) -> tuple[float, float]:
+    """Samples per second, and microseconds of the learner's process per sample."""
     actors = [Worker.remote(workload, number) for number in range(workers)]
     try:
         with WAYS[way](workload, actors) as take:
@@ -207,10 +207,14 @@ def measure(way: str, workload: Workload, workers: int, seconds: float) -> float
             end = time.perf_counter() + WARM_UP_S
             while time.perf_counter() < end:
                 take()
-            begin, found = time.perf_counter(), 0
+            begin, cpu, found = time.perf_counter(), time.process_time(), 0
             while (now := time.perf_counter()) < begin + seconds:
                 found += take()
-            return found / (now - begin)
+            cpu = time.process_time() - cpu
+            for actor in actors:
+                ray.kill(actor)
+            time.sleep(0.5)  # they have ended
+            return found / (now - begin), cpu / max(found, 1) * 1e6
     finally:
         for actor in actors:
             ray.kill(actor)
@@ -230,8 +234,9 @@ def main() -> None:
     console = Console()
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "resources": {"learner": 1}})
     cluster.add_node(num_cpus=8, resources={"workers": 1})
-    ray.init(address=cluster.address, log_to_driver=False)
+    ray.init(address=cluster.address, namespace="bench", log_to_driver=False)
     rates: dict[str, list[float]] = {}
+    costs: dict[str, list[float]] = {}
     try:
         for number in range(options.rounds):
             for workload in (TRAJECTORY, TRANSITION):
@@ -239,19 +244,22 @@ def main() -> None:
                     for way in WAYS:
                         if options.only not in way:
                             continue
-                        rate = measure(way, workload, workers, options.seconds)
-                        rates.setdefault(f"{workload.name}, {workers} workers, {way}", []).append(rate)
-                        console.print(f"round {number + 1}: {workload.name}, {workers} workers, {way}: {rate:,.0f}/s")
+                        rate, cost = measure(way, workload, workers, options.seconds)
+                        what = f"{workload.name}, {workers} workers, {way}"
+                        rates.setdefault(what, []).append(rate)
+                        costs.setdefault(what, []).append(cost)
+                        console.print(f"round {number + 1}: {what}: {rate:,.0f}/s, {cost:.2f} us of the learner each")
     finally:
         ray.shutdown()
         cluster.shutdown()
-    table = Table("workload", "workers", "way", "samples/s", "of rollway, forwarder")
+    table = Table("workload", "workers", "way", "samples/s", "learner's us", "of rollway, forwarder")
     for what, found in rates.items():
         workload_name, workers_text, way = what.split(", ", 2)
         ours = rates.get(f"{workload_name}, {workers_text}, rollway, forwarder", found)
         share = [one / our for one, our in zip(found, ours, strict=True)]
         spread = f"{statistics.median(share):.3f} [{min(share):.3f}, {max(share):.3f}]"
-        table.add_row(workload_name, workers_text, way, f"{statistics.median(found):,.0f}", spread)
+        cost = f"{statistics.median(costs[what]):.2f}"
+        table.add_row(workload_name, workers_text, way, f"{statistics.median(found):,.0f}", cost, spread)
     console.print(table)
     record = {
         "command": machine.command(),
@@ -259,6 +267,7 @@ def main() -> None:
         "measured": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine.describe(("numpy", "rollway", "ray")),
         "samples_per_s": rates,
+        "learner_us_per_sample": costs,
     }
     options.out.mkdir(parents=True, exist_ok=True)
     write_json(record, options.out / "cluster.json")

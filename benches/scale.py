@@ -73,7 +73,14 @@ def produce(first: int, options: argparse.Namespace, port: int, pipe: Connection
     """Forwarders from number ``first`` on, and their producers, in this process."""
     forwarders = [
         Forwarder(
-            f"scale-{os.getpid()}-{number}", EXAMPLE, "127.0.0.1", port, token=TOKEN, rows=32, num_buffers=8, max_peers=64
+            f"scale-{os.getpid()}-{number}",
+            EXAMPLE,
+            "127.0.0.1",
+            port,
+            token=TOKEN,
+            rows=32,
+            num_buffers=8,
+            max_peers=64,
         )
         for number in range(options.forwarders // PROCESSES)
     ]

@@ -14,10 +14,10 @@ import ray
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
-from rollway.integrations.ray import connect, publish
 
 import rollway
 import rollway.weights
+from rollway.integrations.ray import connect, publish
 
 ENV = "CartPole-v1"
 STEPS = 2_000  # of each update
