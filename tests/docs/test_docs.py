@@ -305,6 +305,15 @@ def test_tasks_of_ray_send_as_the_page_for_users_of_ray_says(tmp_path):
     assert run(script).splitlines() == ["(32, 4) 1984.0"] * 2
 
 
+@pytest.mark.timeout(300)  # starts Ray, once for both blocks
+def test_workers_find_a_learner_by_name_as_the_page_on_ray_says(tmp_path):
+    program, rank = blocks(ROOT / "docs/ray.md")
+    server = "server, rank = rollway.Server(example, batch_size=1), 0\nserver.submit(example)\n"
+    script = tmp_path / "by_name.py"
+    script.write_text(f"{program}\n{server}{rank}    print(len(sample))\n")
+    assert run(script).splitlines() == [*["(32, 4) 4.0"] * 2, "1"]
+
+
 def test_every_block_is_run():
     found = {str(document.relative_to(ROOT)): len(blocks(document)) for document in DOCUMENTS}
     run_above = {
@@ -315,6 +324,7 @@ def test_every_block_is_run():
         "docs/replay.md": 1,
         "docs/weights.md": 3,
         "docs/records.md": 3,
+        "docs/ray.md": 2,
         "docs/atropos.md": 2,
         "docs/vector_env.md": 4,
         "docs/training.md": 1,
