@@ -8,7 +8,6 @@ import pytest
 
 import rollway
 from rollway.errors import SegmentInUse
-from rollway.metrics.numbers import GROUPS, STATS
 from rollway.transport import Forwarder
 from tests.support.processes import until
 
