@@ -121,7 +121,7 @@ def test_a_learner_that_fails_keeps_its_name_for_the_next_one(ray, server, learn
 def test_the_registry_goes_with_the_last_learner(ray, server, learner):
     def is_gone(run):
         try:
-            ray.get_actor(registry_name(run))
+            ray.get_actor(registry_name(run), cluster.namespace())
         except ValueError:
             return True
         return False
@@ -138,7 +138,7 @@ def test_learners_start_another_registry_when_it_is_lost(ray, server):
     with publish("lost", server):
         plane = connect("lost")
         first = plane.client()
-        ray.kill(ray.get_actor(registry_name("lost")))
+        ray.kill(ray.get_actor(registry_name("lost"), cluster.namespace()))
         with first, plane.client() as second:
             for client in (first, second):
                 client.send({"x": np.ones(2, np.float32)})
@@ -228,5 +228,3 @@ def test_records_reach_the_learner_from_its_node_and_from_others(ray):
         far = ray.remote(num_cpus=0, resources={"far": 1})(send).remote("texts", 3)
         assert sorted(len(server.read(timeout=60)["tokens"]) for _ in range(2)) == [2, 3]
         assert ray.get([near, far])[1] == "TcpRecordClient"
-
-

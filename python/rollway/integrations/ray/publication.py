@@ -186,7 +186,7 @@ class _PublishedRank:
                 why = str(gone)
                 continue
             raise RunNameTaken(
-                f"the name {self._run!r} is taken in the Ray namespace {self._space!r}: {answer}. Choose another name, "
+                f"the name {self._run!r} is taken in the Ray namespace {self._space.partition(':')[2]!r}: {answer}. Choose another name, "
                 "or end that learner"
             )
         raise ClusterUnavailable(
