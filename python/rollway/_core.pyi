@@ -477,7 +477,7 @@ class TcpServer:
         weights: Weights | WeightMirror | None,
         token: bytes | None,
         tls: tuple[str, str] | None,
-        io_threads: int,
+        threads: int | None,
         max_connections: int,
         frame_timeout_s: float,
         keepalive_s: float,

@@ -81,7 +81,7 @@ OTHERS = {
     ("ShmRecordClient", "producer_id"): lambda it, bad: rollway.ShmRecordClient(
         it.name + "-records", SCHEMA, producer_id=bad
     ),
-    ("TcpTransport", "io_threads"): lambda _, bad: rollway.Server(ONE, 1, rollway.TcpTransport(io_threads=bad)).start(),
+    ("TcpTransport", "threads"): lambda _, bad: rollway.Server(ONE, 1, rollway.TcpTransport(threads=bad)).start(),
     ("TcpTransport", "max_connections"): lambda _, bad: rollway.Server(
         ONE, 1, rollway.TcpTransport(max_connections=bad)
     ).start(),

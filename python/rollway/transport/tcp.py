@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from rollway._core import TcpServer
+from rollway.deprecation import renamed_arguments
 from rollway.errors import ForeignSchema, InvalidArgument
 from rollway.transport.base import Intake, RecordIntake, WeightOutlet, WeightSource
 from rollway.transport.tcp_options import token_bytes
@@ -28,7 +29,7 @@ class _Options:
     token: str | bytes | None = field(default=None, repr=False)
     tls: Tls | None = None
     max_connections: int = 1024
-    io_threads: int = 1
+    threads: int | None = None
     frame_timeout_s: float = 5.0
     keepalive_s: float = 5.0
     session_ttl_s: float = 600.0
@@ -50,7 +51,9 @@ class TcpTransport(_Options):
             machine find it there, and others are refused. `Server.token` gives it.
         tls: Encrypt, with this certificate. Costs one more copy.
         max_connections: How many at once.
-        io_threads: Threads that read from sockets. One moves several GB/s.
+        threads: How many threads read from sockets, at most. Left out: one on a machine of two cores or less, otherwise half
+            as many as this process may use, at most eight. A connection stays on one thread, and a thread is started
+            when all others have a connection.
         frame_timeout_s: A worker that sends neither 64 KiB of a message nor its rest in this time is disconnected; it
             connects again by itself. Other workers do not wait for it meanwhile.
         keepalive_s: A peer that is silent for three times as long counts as gone.
@@ -61,7 +64,7 @@ class TcpTransport(_Options):
         weights: Give these to workers that ask for them (`TcpWeights`), on the same port and with the same token.
 
     >>> TcpTransport(50051, token="secret")
-    TcpTransport(tls=None, max_connections=1024, io_threads=1, frame_timeout_s=5.0, keepalive_s=5.0, \
+    TcpTransport(tls=None, max_connections=1024, threads=None, frame_timeout_s=5.0, keepalive_s=5.0, \
 session_ttl_s=600.0, staging_bytes=268435456, port=50051, host='127.0.0.1')
     """
 
@@ -82,7 +85,7 @@ session_ttl_s=600.0, staging_bytes=268435456, port=50051, host='127.0.0.1')
             weights=None if outlet is None else outlet.weights,
             token=token_bytes(self.token),
             tls=None if self.tls is None else (os.fspath(self.tls.cert), os.fspath(self.tls.key)),
-            io_threads=self.io_threads,
+            threads=self.threads,
             max_connections=self.max_connections,
             frame_timeout_s=self.frame_timeout_s,
             keepalive_s=self.keepalive_s,
@@ -90,6 +93,10 @@ session_ttl_s=600.0, staging_bytes=268435456, port=50051, host='127.0.0.1')
             staging_bytes=self.staging_bytes,
         )
         return TcpEndpoint(native, intake, outlet)
+
+
+# The generated one: a dataclass has no other place for the old names of its fields.
+TcpTransport.__init__ = renamed_arguments(io_threads="threads")(TcpTransport.__init__)  # type: ignore[method-assign]
 
 
 class TcpEndpoint:

@@ -250,7 +250,7 @@ def test_cuts_lose_and_repeat_nothing_with_a_token_a_full_ring_and_several_threa
     dice = random.Random(9)
     stats, _ = run_through(
         lambda number: Fate(up=dice.randrange(30_000)) if number < 30 else Fate(),
-        learner={"token": TOKEN, "io_threads": 2, "batch_size": 3, "num_buffers": 2},
+        learner={"token": TOKEN, "threads": 2, "batch_size": 3, "num_buffers": 2},
         token=TOKEN,
         max_inflight_msgs=4,
     )

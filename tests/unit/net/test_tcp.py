@@ -1313,14 +1313,26 @@ def test_more_connections_than_allowed_are_told_to_wait():
 
 
 @pytest.mark.usefixtures("no_thread_is_left")
-def test_several_io_threads_serve():
-    with serve(100, rollway.TcpTransport(io_threads=3), num_buffers=3) as server:
-        assert listeners() == 3
-        clients = [connect(server) for _ in range(5)]
+def test_several_threads_serve_and_start_with_the_connections_that_need_them():
+    with serve(100, rollway.TcpTransport(threads=3), num_buffers=3) as server:
+        assert listeners() == 1
+        clients, threads = [], []
+        for _ in range(5):
+            clients.append(connect(server))
+            threads.append(listeners())
+        assert threads == [1, 2, 3, 3, 3]
         for i in range(20):
             [client.send(value(i)) for client in clients]
         [client.close() for client in clients]
         assert sorted(drain(server, 100)) == sorted(list(range(20)) * 5)
+
+
+def test_the_old_name_of_threads_still_works():
+    with pytest.warns(DeprecationWarning, match="the argument 'io_threads' is deprecated: use 'threads'"):
+        transport = rollway.TcpTransport(io_threads=2)
+    assert transport == rollway.TcpTransport(threads=2)
+    with pytest.raises(TypeError, match="got both 'threads' and 'io_threads'"):
+        rollway.TcpTransport(threads=2, io_threads=2)
 
 
 def test_a_session_is_forgotten_after_its_time_and_a_silent_peer_is_cut():
@@ -1338,7 +1350,7 @@ def test_a_session_is_forgotten_after_its_time_and_a_silent_peer_is_cut():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"io_threads": 0}, "io_threads = 0 is out of range: at least 1"),
+        ({"threads": 0}, "threads = 0 is out of range: at least 1"),
         ({"max_connections": 0}, "max_connections = 0 is out of range: at least 1"),
         ({"frame_timeout_s": -1}, "a timeout must be a number of seconds >= 0"),
         ({"keepalive_s": math.nan}, "a timeout must be a number of seconds >= 0"),
@@ -1394,7 +1406,7 @@ def test_the_sample_is_given_by_echos_keyword_and_by_the_one_before_it():
         assert drain(server, 2) == [1, 2]
 
 
-@pytest.mark.parametrize("options", [{"port": 70000}, {"port": -1}, {"io_threads": -1}], ids=str)
+@pytest.mark.parametrize("options", [{"port": 70000}, {"port": -1}, {"threads": -1}], ids=str)
 def test_a_number_of_the_transport_out_of_range_is_named(options):
     with pytest.raises(rollway.InvalidArgument, match=next(iter(options))):
         serve(transport=rollway.TcpTransport(**options)).start()

@@ -506,7 +506,7 @@ impl Producer {
         let (producer_id, sequence) = label.origin.unwrap_or_else(next);
         let stamp = Stamp { version: label.version, kind: label.kind, producer_id, sequence };
         let (start, bytes, committed_ns) = (room.start as u64, used as u64, monotonic_ns());
-        self.seat.record().account.note_commit(1, committed_ns, label.version);
+        self.seat.note_commit(1, committed_ns, label.version);
         lane.commit(room.claim, &Entry { start, bytes, stamp, committed_ns });
         self.done(process_lane);
     }

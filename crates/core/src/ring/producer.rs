@@ -307,7 +307,7 @@ impl Producer {
             // SAFETY: the slot is claimed by us, so only we read or write its stamp (I1).
             unsafe { slot.stamp.get().write(stamp) };
         }
-        self.seat.record().account.note_commit(claim.len, committed_ns, last_version);
+        self.seat.note_commit(claim.len, committed_ns, last_version);
         protocol.commit(claim);
     }
 

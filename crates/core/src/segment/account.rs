@@ -194,6 +194,14 @@ impl Account {
         self.version.store(u64::from(version), Ordering::Relaxed);
     }
 
+    /// As [`note_commit`](Self::note_commit), by several threads at once.
+    #[inline]
+    pub fn note_commit_by_many(&self, count: usize, now_ns: u64, version: u32) {
+        self.committed.fetch_add(count as u64, Ordering::Relaxed);
+        self.last_commit_ns.store(now_ns, Ordering::Relaxed);
+        self.version.store(u64::from(version), Ordering::Relaxed);
+    }
+
     /// Notes which weights it has.
     pub fn note_version(&self, version: u64) {
         self.version.store(version, Ordering::Relaxed);
@@ -312,6 +320,21 @@ impl Segment {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn commits_of_several_threads_are_all_counted() {
+        const COMMITS: u64 = 1_000_000;
+        let (account, together) = (Account::default(), std::sync::Barrier::new(4));
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    together.wait();
+                    (0..COMMITS).for_each(|now| account.note_commit_by_many(1, now, 1));
+                });
+            }
+        });
+        assert_eq!(account.committed.load(Ordering::Relaxed), 4 * COMMITS);
+    }
 
     #[test]
     fn the_times_of_a_participant_add_up_to_its_life() {

@@ -583,6 +583,17 @@ impl Seat {
         &self.segment.seats()[Owner::from_bits(badge).seat()]
     }
 
+    /// Counts what was committed through this seat. Several threads of a server share the seat of remote workers.
+    #[inline(always)]
+    pub fn note_commit(&self, count: usize, now_ns: u64, version: u32) {
+        let account = &self.record().account;
+        if self.role == Role::Network {
+            account.note_commit_by_many(count, now_ns, version);
+        } else {
+            account.note_commit(count, now_ns, version);
+        }
+    }
+
     /// Asks the kernel whether the holder of a claim still lives. A stopped process does.
     pub fn is_alive(&self, owner: Owner) -> bool {
         let seats = self.segment.seats();

@@ -293,7 +293,7 @@ fn the_count_of_what_waits_outlives_a_lost_connection() {
 fn clients_and_a_local_producer_send_at_once_and_nothing_is_lost_or_doubled() {
     const COUNT: u32 = 1500;
     let learner =
-        Learner::with(1 << 20, OnFull::Block, TcpServerSpec { io_threads: 2, ..TcpServerSpec::default() });
+        Learner::with(1 << 20, OnFull::Block, TcpServerSpec { threads: Some(2), ..TcpServerSpec::default() });
     std::thread::scope(|scope| {
         for client in [(); 2].map(|()| learner.client()) {
             scope.spawn(move || {
@@ -390,7 +390,7 @@ fn a_conversation_cut_at_any_byte_loses_and_doubles_nothing() {
 #[test]
 fn clients_that_are_cut_while_the_lane_is_full_deliver_each_record_once() {
     const COUNT: u32 = 400;
-    let spec = TcpServerSpec { io_threads: 2, ..TcpServerSpec::default() };
+    let spec = TcpServerSpec { threads: Some(2), ..TcpServerSpec::default() };
     let learner = Learner::with(512 * KIB, OnFull::Block, spec);
     std::thread::scope(|scope| {
         for worker in 1..=3 {

@@ -140,7 +140,7 @@ fn samples_may_be_empty_or_larger_than_a_frame() {
 
 #[test]
 fn several_event_loops_serve_several_clients() {
-    let spec = TcpServerSpec { io_threads: 3, ..TcpServerSpec::default() };
+    let spec = TcpServerSpec { threads: Some(3), ..TcpServerSpec::default() };
     let learner = Learner::with(&crate::fixture::spec(None, 8, 3), spec);
     std::thread::scope(|scope| {
         for client in [(); 6].map(|()| learner.client()) {
@@ -239,7 +239,7 @@ fn a_client_that_is_cut_again_and_again_under_load_delivers_each_sample_once() {
 #[test]
 fn clients_that_are_cut_while_the_ring_is_full_deliver_each_sample_once() {
     const COUNT: u64 = 3000;
-    let spec = TcpServerSpec { io_threads: 2, ..TcpServerSpec::default() };
+    let spec = TcpServerSpec { threads: Some(2), ..TcpServerSpec::default() };
     let learner = Learner::with(&crate::fixture::spec(None, 8, 2), spec);
     std::thread::scope(|scope| {
         for worker in 1..=4 {

@@ -42,7 +42,6 @@ arguments! {
     batch_size: usize, "1 to 8,388,607";
     budget: usize, "0 to 2**64 - 1";
     capacity: usize, "1 to 4,294,967,295";
-    io_threads: usize, "1 to 2**64 - 1";
     lane_bytes: usize, "1 to 2**63 - 1";
     lanes: usize, "1 to 1,024";
     max_buffers: usize, "3 to 256";

@@ -60,7 +60,7 @@ pub struct TcpServer {
 #[pymethods]
 impl TcpServer {
     #[new]
-    #[pyo3(signature = (consumer, host, port, *, weights, token, tls, io_threads, max_connections, frame_timeout_s, keepalive_s,
+    #[pyo3(signature = (consumer, host, port, *, weights, token, tls, threads, max_connections, frame_timeout_s, keepalive_s,
                         session_ttl_s, staging_bytes))]
     #[allow(clippy::too_many_arguments)] // Keywords, all of them, from a dataclass.
     fn start(
@@ -71,7 +71,7 @@ impl TcpServer {
         weights: Option<WeightOrigin<'_>>,
         token: Option<Vec<u8>>,
         tls: Option<(PathBuf, PathBuf)>,
-        #[pyo3(from_py_with = numbers::io_threads)] io_threads: usize,
+        #[pyo3(from_py_with = numbers::threads)] threads: Option<usize>,
         #[pyo3(from_py_with = numbers::max_connections)] max_connections: usize,
         frame_timeout_s: f64,
         keepalive_s: f64,
@@ -83,7 +83,7 @@ impl TcpServer {
             port,
             token,
             tls: tls.map(|(certificate, key)| ServerTls { certificate, key }),
-            io_threads,
+            threads,
             max_connections,
             frame_timeout: seconds(frame_timeout_s)?,
             keepalive: seconds(keepalive_s)?,

@@ -2,7 +2,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | `tcp_server`, `connection` | [`TcpServer`]: its threads; one connection |
+//! | `tcp_server`, `event_loops`, `connection` | [`TcpServer`]; its threads, and which connection is on which; one connection |
 //! | `shared`, `end` | what the tasks share; why a connection ends |
 //! | `handshake`, `guesses` | checks clients; slows addresses that guess tokens |
 //! | `header_reader`, `stream` | frame headers from a socket; bytes from and to it, with or without TLS |
@@ -18,6 +18,7 @@
 
 mod connection;
 mod end;
+mod event_loops;
 mod feed;
 mod frame_scatter;
 mod guesses;

@@ -39,7 +39,8 @@ pub struct TcpServerSpec {
     /// `None`: the server makes one, in a file that clients of the same user find ([`token_file`]).
     pub token: Option<Vec<u8>>,
     pub tls: Option<ServerTls>,
-    pub io_threads: usize,
+    /// Event loops, at most. `None`: as many as the machine has cores for.
+    pub threads: Option<usize>,
     /// Those that still shake hands among them.
     pub max_connections: usize,
     /// Clients that are remembered, connected or not.
@@ -66,7 +67,7 @@ impl Default for TcpServerSpec {
             port: 0,
             token: None,
             tls: None,
-            io_threads: 1,
+            threads: None,
             max_connections: 1024,
             max_sessions: 4096,
             max_inflight_frames: 32,

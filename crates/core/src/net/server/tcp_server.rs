@@ -1,17 +1,17 @@
 //! The learner's end: listens, and runs a task for each client.
 //!
-//! One thread (or as many as asked for) runs a single-threaded event loop; a connection stays on its thread. Nothing here
-//! blocks a loop: a thread of its own waits for room ([`super::room_waiter`]).
+//! One thread or several run an event loop each ([`super::event_loops`]). Nothing here blocks a loop: a thread of its own waits
+//! for room ([`super::room_waiter`]).
 //!
 //! A connection whose client has not proved itself yet is *unauthenticated*. When there are as many connections as allowed, a
 //! new one takes the place of the oldest unauthenticated one, so strangers that only connect keep no client out.
 
-use super::connection;
 use super::end::{End, Never, until_end};
+use super::event_loops::{Arrival, EventLoops, Threads, start_loop};
 use super::guesses::Guesses;
 use super::ingress::Ingress;
 use super::session::Sessions;
-use super::shared::{Admission, Refused, Shared, TcpServerSpec};
+use super::shared::{Refused, Shared, TcpServerSpec};
 use super::staging::Staging;
 use super::weight_outlet::WeightOutlet;
 use crate::error::{Error, Result};
@@ -25,17 +25,15 @@ use crate::sys::sync::AtomicU64;
 use crate::sys::thread::{OwnedThread, lock};
 use crate::weights::Weights;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
-use std::sync::{Arc, Mutex, mpsc as std_mpsc};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use tokio::sync::{mpsc, watch};
-use tokio::task::{JoinSet, LocalSet};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
 
 /// A shorter token can be guessed.
 const SHORTEST_TOKEN: usize = 16;
 /// After a failed `accept` (too many open files), the next try.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// How long `stop` lets connections say goodbye.
-const STOP_LIMIT: Duration = Duration::from_secs(2);
 
 /// So many ports more are tried, for so long, where any will do and the first one's token file cannot be put in place.
 const MORE_PORTS: usize = 64;
@@ -46,7 +44,10 @@ const PORT_LIMIT: Duration = Duration::from_secs(5);
 pub struct TcpServer {
     shared: Arc<Shared>,
     address: SocketAddr,
-    threads: Vec<OwnedThread>,
+    /// The thread of the first loop, which accepts.
+    acceptor: Option<OwnedThread>,
+    /// Those of the other loops.
+    threads: Threads,
 }
 
 impl TcpServer {
@@ -82,7 +83,7 @@ impl TcpServer {
         if let Some(Ingress::Samples(ingress)) = &ingress {
             check_at_most("sample bytes", ingress.sample_bytes(), MAX_SAMPLE_BYTES)?;
         }
-        check_at_least_one("io_threads", spec.io_threads)?;
+        check_at_least_one("threads", spec.threads.unwrap_or(1))?;
         check_at_least_one("max_connections", spec.max_connections)?;
         check_at_least_one("max_sessions", spec.max_sessions)?;
         check_at_least_one("max_inflight_frames", spec.max_inflight_frames as usize)?;
@@ -121,68 +122,27 @@ impl TcpServer {
             next_admission: AtomicU64::new(0),
             last_refusal: Mutex::default(),
         });
-        let mut server = TcpServer { shared, address: bound.address, threads: Vec::new() };
-        server.start_threads(bound, file)?;
+        let (acceptor, threads) = (None, Threads::default());
+        let mut server = TcpServer { shared, address: bound.address, acceptor, threads };
+        server.start_accepting(bound, file)?;
         Ok(server)
     }
 
-    /// Starts the loops; returns when the first one listens. On failure, `Drop` stops those that run.
-    fn start_threads(&mut self, bound: Bound, file: Option<TokenFile>) -> Result<()> {
-        let mut others = Vec::new();
-        for number in 1..self.shared.spec.io_threads {
-            let (sender, mut arrivals) = mpsc::unbounded_channel();
-            others.push(sender);
-            let serve_all = async move |(), shared: &Arc<Shared>, tasks: &mut JoinSet<()>| {
-                while let Some(arrival) = arrivals.recv().await {
-                    serve(tasks, shared, arrival);
-                }
-            };
-            self.start_loop(number, || Ok(()), serve_all)?;
-        }
+    /// Starts the first loop; returns when it listens.
+    fn start_accepting(&mut self, bound: Bound, file: Option<TokenFile>) -> Result<()> {
         let Bound { close_on_fork, listener, .. } = bound;
-        self.start_loop(
+        let threads = self.threads.clone();
+        self.acceptor = Some(start_loop(
+            self.shared.clone(),
             0,
             || Ok((close_on_fork, tokio::net::TcpListener::from_std(listener)?)),
             async move |(close_on_fork, listener), shared: &Arc<Shared>, tasks: &mut JoinSet<()>| {
-                let Err(_) = accept(&listener, shared, tasks, others).await;
+                let Err(_) = accept(&listener, shared, EventLoops::new(shared, tasks, threads)).await;
                 close_on_fork.close(listener);
                 drop(file); // After the listener, and by this thread, which a forked child does not have.
             },
-        )
-    }
-
-    /// Prepares and runs `work` in a loop of its own, then lets the tasks end. Returns when it is prepared.
-    fn start_loop<T: 'static>(
-        &mut self,
-        number: usize,
-        prepare: impl FnOnce() -> std::io::Result<T> + Send + 'static,
-        work: impl AsyncFnOnce(T, &Arc<Shared>, &mut JoinSet<()>) + Send + 'static,
-    ) -> Result<()> {
-        let (ready, started) = std_mpsc::channel();
-        let shared = self.shared.clone();
-        let thread = OwnedThread::spawn(&format!("rollway-tcp-{number}"), move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            let prepared = runtime.and_then(|runtime| {
-                let context = runtime.enter();
-                let prepared = prepare()?;
-                drop(context);
-                Ok((runtime, prepared))
-            });
-            let (runtime, prepared) = match prepared {
-                Ok(prepared) => prepared,
-                Err(error) => return drop(ready.send(Err(error))),
-            };
-            let _ = ready.send(Ok(()));
-            let mut tasks = JoinSet::new();
-            LocalSet::new().block_on(&runtime, async {
-                work(prepared, &shared, &mut tasks).await;
-                let finished = async { while tasks.join_next().await.is_some() {} };
-                let _ = tokio::time::timeout(STOP_LIMIT, finished).await;
-            });
-        })?;
-        self.threads.push(thread);
-        let started = started.recv().unwrap_or_else(|_| Err(std::io::Error::other("its thread ended")));
-        started.map_err(|error| Error::io("cannot start an event loop", error))
+        )?);
+        Ok(())
     }
 
     pub fn port(&self) -> u16 {
@@ -219,11 +179,12 @@ impl TcpServer {
 
     /// Says goodbye to the clients, gives back their slots and its seat, and ends the threads. Idempotent.
     pub fn stop(&self) {
-        if !self.threads.iter().all(OwnedThread::is_here) {
+        if !self.acceptor.as_ref().is_none_or(OwnedThread::is_here) {
             return; // A forked child: the threads are not in it.
         }
         self.shared.stop.send_replace(true);
-        self.threads.iter().for_each(OwnedThread::join);
+        self.acceptor.iter().for_each(OwnedThread::join); // It starts no other loop from now on.
+        lock(&self.threads).iter().for_each(OwnedThread::join);
         self.shared.ingress.iter().for_each(|ingress| ingress.close());
         self.shared.weight_outlet.iter().for_each(|outlet| outlet.close());
     }
@@ -233,20 +194,6 @@ impl Drop for TcpServer {
     fn drop(&mut self) {
         self.stop();
     }
-}
-
-/// A connection that was admitted, and the address of its client.
-type Arrival = (std::net::TcpStream, String, Admission);
-
-/// Starts the task of a connection.
-fn serve(tasks: &mut JoinSet<()>, shared: &Arc<Shared>, (stream, peer, admission): Arrival) {
-    while tasks.try_join_next().is_some() {}
-    let shared = shared.clone();
-    tasks.spawn_local(async move {
-        if let Ok(stream) = tokio::net::TcpStream::from_std(stream) {
-            connection::serve(stream, peer, shared, admission).await;
-        }
-    });
 }
 
 /// A socket that listens, and that forked children close.
@@ -296,14 +243,13 @@ fn bind(spec: &TcpServerSpec) -> Result<Bound> {
     Ok(Bound { close_on_fork, listener, address })
 }
 
-/// Accepts connections until the server stops, and hands them to the loops in turn.
+/// Accepts connections until the server stops, and hands them to the loops.
 async fn accept(
     listener: &tokio::net::TcpListener,
     shared: &Arc<Shared>,
-    tasks: &mut JoinSet<()>,
-    others: Vec<mpsc::UnboundedSender<Arrival>>,
+    mut loops: EventLoops<'_>,
 ) -> Result<Never, End> {
-    for turn in 0.. {
+    loop {
         let (stream, peer) = match until_end(async { Ok(listener.accept().await) }, shared.stopped()).await? {
             Ok(arrived) => arrived,
             Err(_) => {
@@ -318,11 +264,6 @@ async fn accept(
             continue;
         };
         let Ok(stream) = stream.into_std() else { continue };
-        let arrival = (stream, peer.to_string(), admission);
-        match turn % (others.len() + 1) {
-            0 => serve(tasks, shared, arrival),
-            other => drop(others[other - 1].send(arrival)),
-        }
+        loops.serve(Arrival { stream, peer: peer.to_string(), admission });
     }
-    unreachable!("the turns do not end")
 }
