@@ -138,12 +138,6 @@ def test_the_sizes_of_the_ring_can_be_chosen(server, name, sizes):
         assert stats["batch_size"] == sizes.get("rows", 1024)
 
 
-def test_every_number_is_documented(server, name):
-    with Forwarder(name, EXAMPLE, "localhost", server.port) as forwarder:
-        documented = {key for group in STATS["Forwarder"] for key in GROUPS[group]}
-        assert set(forwarder.stats()) == documented
-
-
 def test_a_forwarder_that_is_discarded_ends_its_workers(server, name):
     forwarder = Forwarder(name, EXAMPLE, "localhost", server.port, rows=4)
     with rollway.ShmClient(name, EXAMPLE) as worker:
