@@ -27,6 +27,12 @@ pub enum Error {
     InUse { name: String, creator: u32, alive: usize },
 
     #[error(
+        "segment '{name}' has a forwarder or a learner already (pid {pid}). Attach workers to it, or close it before another one \
+         starts"
+    )]
+    Forwarded { name: String, pid: u32 },
+
+    #[error(
         "segment '{name}' exists already. Attach to it, collect it with `rollway gc`, or choose another name"
     )]
     Exists { name: String },
@@ -232,6 +238,12 @@ pub enum Error {
 
     #[error("TLS: {what}")]
     Tls { what: String },
+
+    #[error(
+        "the forwarder of '{name}' to {address} has ended: {why}. {samples} samples stay in the segment. Start a forwarder with the \
+         same name to go on with them"
+    )]
+    NotForwarded { address: String, why: String, name: String, samples: usize },
 
     #[error("the connection to {address} is closed: {why}. {}. {advice}", unsettled(content, *unacknowledged, *first))]
     ConnectionClosed {

@@ -20,9 +20,11 @@ pub fn named(py: Python<'_>, class: &str, message: String) -> PyErr {
 pub fn to_py(py: Python<'_>, error: Error) -> PyErr {
     let class = match &error {
         Error::NotFound { .. } => "SegmentNotFound",
-        Error::InUse { .. } | Error::WriterLives { .. } | Error::Writing { .. } | Error::Mirrored { .. } => {
-            "SegmentInUse"
-        }
+        Error::InUse { .. }
+        | Error::Forwarded { .. }
+        | Error::WriterLives { .. }
+        | Error::Writing { .. }
+        | Error::Mirrored { .. } => "SegmentInUse",
         Error::Exists { .. } => "SegmentExists",
         Error::NoMemory { .. } | Error::NoRam { .. } | Error::TooLarge { .. } => "NotEnoughMemory",
         Error::BadName { .. } | Error::OutOfRange { .. } => "InvalidArgument",
@@ -39,7 +41,10 @@ pub fn to_py(py: Python<'_>, error: Error) -> PyErr {
         Error::NoLane { .. } => "NoLaneLeft",
         Error::RecordTooLarge { .. } => "RecordTooLarge",
         Error::HugePages { .. } => "HugePagesUnavailable",
-        Error::Closed | Error::ConnectionClosed { .. } | Error::WeightsLost { .. } => "ConnectionClosedError",
+        Error::Closed
+        | Error::ConnectionClosed { .. }
+        | Error::NotForwarded { .. }
+        | Error::WeightsLost { .. } => "ConnectionClosedError",
         Error::Full | Error::Refused { .. } => "RingFull",
         Error::Unreachable { .. } => "LearnerUnreachable",
         Error::Token { .. } => "NotAuthorized",

@@ -15,7 +15,9 @@ pub mod mirror;
 pub mod server;
 pub mod wire;
 
-pub use client::{Client, TcpClient, TcpClientSpec, TcpRecordClient, WeightMirrorSpec};
+pub use client::{
+    Client, Forwarder, ForwarderStats, TcpClient, TcpClientSpec, TcpRecordClient, WeightMirrorSpec,
+};
 pub use mirror::WeightMirror;
 pub use server::{Feed, Ingress, RecordIngress, Refused, SampleIngress, TcpServer, TcpServerSpec};
 pub use wire::limits::{FRAME_BYTES, MAX_FRAME_BYTES, MAX_FRAME_RECORDS, MAX_FRAME_ROWS, MAX_SAMPLE_BYTES};

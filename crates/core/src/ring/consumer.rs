@@ -16,12 +16,12 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub struct Consumer {
     ring: Arc<Ring>,
-    seat: LearnerSeat,
+    pub(super) seat: LearnerSeat,
     peer_timeout: Option<Duration>,
     grace: OrderGrace,
     /// Batches taken past an older one since the last look at its writers.
     overtaken: AtomicU64,
-    ticker: LivenessTicker,
+    pub(super) ticker: LivenessTicker,
 }
 
 impl Consumer {
@@ -39,6 +39,11 @@ impl Consumer {
 
     fn sit_down(ring: Ring, resumed: bool, peer_timeout: Option<Duration>) -> Result<Consumer> {
         let seat = LearnerSeat::take(ring.segment().clone(), resumed)?;
+        Self::sit_on(ring, seat, peer_timeout)
+    }
+
+    pub(super) fn sit_on(ring: Ring, seat: LearnerSeat, peer_timeout: Option<Duration>) -> Result<Consumer> {
+        let resumed = seat.resumed();
         if resumed {
             ring.recover(&seat)?; // What the last learner held is offered again, also what this seat's last holder did.
         }
@@ -190,12 +195,12 @@ impl Consumer {
         self.ring.protocol().seal_at_least(at_least).map_err(|d| self.ring.damaged(d))
     }
 
-    fn waits_for_order(&self, batch: BatchNo) -> bool {
+    pub(super) fn waits_for_order(&self, batch: BatchNo) -> bool {
         self.grace.still_applies(batch.value(), monotonic_ns())
     }
 
     /// How long to sleep: until the next liveness poll, or until an older batch has been waited for long enough.
-    fn sleep_time(&self, poll: &mut LivenessPoll) -> Duration {
+    pub(super) fn sleep_time(&self, poll: &mut LivenessPoll) -> Duration {
         let pause = poll.pause();
         self.grace.remaining(monotonic_ns()).map_or(pause, |left| left.min(pause))
     }
@@ -207,6 +212,10 @@ impl Consumer {
     }
 
     /// The oldest complete batch, in order or not.
+    pub(super) fn take_in_any_order(&self) -> Result<Option<Taken>> {
+        self.take_any(self.owner()?)
+    }
+
     fn take_any(&self, owner: Owner) -> Result<Option<Taken>> {
         let taken = self.ring.protocol().try_take(owner);
         taken.map_err(|d| self.ring.damaged(d))?.map(|taken| self.check_overtaken(taken)).transpose()
@@ -261,7 +270,13 @@ impl Consumer {
     /// Ends as if this process had been killed: what was committed stays for the next learner, also what this one holds.
     /// Without samples or workers, the name goes; without a name that can be found again, this is [`close`](Self::close).
     pub fn abandon(this: Arc<Consumer>) -> Result<()> {
+        Self::abandon_with(this, || ())
+    }
+
+    /// As [`abandon`](Self::abandon). `let_go` drops what else keeps this handle: its batches are given back.
+    pub fn abandon_with(this: Arc<Consumer>, let_go: impl FnOnce()) -> Result<()> {
         let left = this.seat.abandon(|| this.ring.shut_down(), || this.end_calls())?;
+        let_go();
         drop(this);
         left.map_or(Ok(()), |name| catalog::collect_unless(&name, Ring::holds_data).map(drop))
     }
@@ -332,7 +347,7 @@ pub struct Batch<C: Deref<Target = Consumer>> {
 }
 
 impl<C: Deref<Target = Consumer>> Batch<C> {
-    fn of(consumer: C, taken: Taken) -> Batch<C> {
+    pub(super) fn of(consumer: C, taken: Taken) -> Batch<C> {
         consumer.seat.holds(1);
         let (line, now_ns) = (&consumer.ring.protocol().buffers[taken.buffer], monotonic_ns());
         line.taken_ns.store(now_ns, Ordering::Relaxed);

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! body ┌─────────────────────────────────────────────────────────────┐
-//!      │ Control        open, cursor, holes │ two events │ counters  │
+//!      │ Control   open, cursor, holes │ two events │ counters │ …   │
 //!      ├─────────────────────────────────────────────────────────────┤
-//!      │ Buffer × num_buffers (64 B)   word, target, sealed, taken   │
+//!      │ Buffer × num_buffers (64 B)   word, target, sealed, sent    │
 //!      ├─────────────────────────────────────────────────────────────┤
 //!      │ Slot × num_buffers × batch_size (32 B)   word, stamp        │
 //! page ├─────────────────────────────────────────────────────────────┤
@@ -47,6 +47,9 @@ const INDEX_BITS: u32 = 24;
 
 /// The largest batch: the cursor passes it twice, in `INDEX_BITS`.
 pub const MAX_BATCH: usize = (1 << (INDEX_BITS - 1)) - 1;
+
+/// The [`target`](Buffer::target) that stands for every slot.
+pub const ANY_SLOT: u64 = u64::MAX;
 
 /// The number of a batch.
 pub type BatchNo = Serial;
@@ -214,6 +217,18 @@ pub struct Counters {
     pub samples_released: AtomicU64,
 }
 
+/// The session of the forwarder that empties this ring; see [`forwarding`](super::forwarding).
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct Forwarding {
+    /// 16 random bytes.
+    pub session: [AtomicU64; 2],
+    /// The number of the next sample.
+    pub next: AtomicU64,
+    /// Connections that were tried; 0 before there is a session.
+    pub attempts: AtomicU32,
+}
+
 /// The head of the body.
 #[repr(C)]
 #[derive(Debug, Default)]
@@ -224,6 +239,7 @@ pub struct Control {
     /// Notified when a buffer or a slot is free.
     pub writable: EventCount,
     pub counters: Counters,
+    pub forwarding: Forwarding,
     /// 1 once the ring is shut down.
     pub closed: ClosedFlag,
     /// The next number for a producer that did not bring one.
@@ -239,12 +255,15 @@ pub struct Control {
 pub struct Buffer {
     /// A [`BufferWord`].
     pub word: AtomicU64,
-    /// The slot whose commit should wake the consumer, besides the last one. A hint.
+    /// The slot whose commit should wake the consumer, besides the last one, or [`ANY_SLOT`]. A hint.
     pub target: AtomicU64,
     /// The number of the last batch in this buffer that was closed early.
     pub sealed: AtomicU64,
     /// CLOCK_MONOTONIC when it was last taken. For people.
     pub taken_ns: AtomicU64,
+    /// The last batch in this buffer that a forwarder gave numbers, and the number of its first sample.
+    pub sent_batch: AtomicU64,
+    pub sent_first: AtomicU64,
 }
 
 /// What a producer writes beside its payload.

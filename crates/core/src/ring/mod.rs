@@ -6,11 +6,13 @@
 //! | [`protocol`] | the state machine and its invariants |
 //! | [`recovery`] | what the dead leave behind |
 //! | [`producer`], [`consumer`] | the two handles, and the guards that commit, abort and release |
+//! | [`forwarding`] | a consumer that sends its batches on: their numbers, which outlive it |
 //!
 //! A [`Producer`] and a [`Consumer`] each hold a seat in the segment. A [`Slot`] dropped without commit is aborted; a
 //! [`Batch`] dropped is released. Both keep the mapping alive.
 
 pub mod consumer;
+pub mod forwarding;
 pub mod layout;
 pub mod producer;
 pub mod protocol;
@@ -177,6 +179,11 @@ impl Ring {
         control.closed.set();
         control.readable.notify();
         control.writable.notify();
+    }
+
+    /// Undoes [`shut_down`](Self::shut_down), for a consumer that leaves what is in the ring to the next one.
+    pub fn reopen(&self) {
+        self.protocol().control.closed.clear();
     }
 
     /// A number for a producer that brought none.

@@ -288,18 +288,26 @@ impl Producer {
     /// Stamps and publishes a claim in another's name. Every payload byte is written.
     #[inline(always)]
     pub fn commit_as(&self, claim: Claim, origin: Origin) {
+        self.commit_each(claim, (origin.sequence..).map(|sequence| Origin { sequence, ..origin }));
+    }
+
+    /// Stamps and publishes a claim; each row has an origin of its own. Every payload byte is written.
+    #[inline(always)]
+    pub fn commit_each(&self, claim: Claim, origins: impl Iterator<Item = Origin>) {
         crash_point(Point::SlotWritten);
         let protocol = self.ring.protocol();
-        let Origin { producer_id, sequence, version } = origin;
-        let (committed_ns, sequences) = (monotonic_ns(), sequence..);
+        let committed_ns = monotonic_ns();
         let first = claim.buffer * protocol.batch_size + claim.slot;
-        for (slot, sequence) in protocol.slots[first..first + claim.len].iter().zip(sequences) {
+        let mut last_version = 0;
+        for (slot, origin) in protocol.slots[first..first + claim.len].iter().zip(origins) {
+            let Origin { producer_id, sequence, version } = origin;
+            last_version = version;
             debug_assert_eq!(SlotWord::unpack(slot.word.load(Ordering::Relaxed)).owner, claim.owner);
             let stamp = Stamp { sequence, committed_ns, producer_id, version };
             // SAFETY: the slot is claimed by us, so only we read or write its stamp (I1).
             unsafe { slot.stamp.get().write(stamp) };
         }
-        self.seat.record().account.note_commit(claim.len, committed_ns, version);
+        self.seat.record().account.note_commit(claim.len, committed_ns, last_version);
         protocol.commit(claim);
     }
 

@@ -30,7 +30,9 @@
 //!     consumer sleeps only after it saw its targets unsettled with the announcement and the targets out.
 //! I9  `cursor`, `holes` and `target` are hints. Wrong ones cost time: a scan, or a liveness poll.
 
-use super::layout::{BatchNo, Buffer, BufferKind, BufferWord, Control, Place, Slot, SlotKind, SlotWord};
+use super::layout::{
+    ANY_SLOT, BatchNo, Buffer, BufferKind, BufferWord, Control, Place, Slot, SlotKind, SlotWord,
+};
 pub use crate::error::Damage;
 use crate::segment::{Owned, Owner};
 use crate::sys::prefetch::prefetch_to_write;
@@ -104,6 +106,15 @@ enum Progress {
     Waiting {
         slot: usize,
     },
+}
+
+/// A batch that is not complete.
+struct Unfinished {
+    batch: BatchNo,
+    committed: usize,
+    claimed: usize,
+    /// Closed early; it waits for its writers.
+    is_sealed: bool,
 }
 
 /// The words of one ring, wherever they lie: in a segment, or on loom's heap.
@@ -378,25 +389,31 @@ impl<'a> Protocol<'a> {
     fn wake_reader(&self, claim: &Claim) {
         let line = &self.buffers[claim.buffer];
         let run = claim.slot..claim.slot + claim.len;
-        let target = line.target.load(Ordering::Relaxed) as usize;
-        if run.end != self.batch_size && !run.contains(&target) {
+        let mut target = line.target.load(Ordering::Relaxed);
+        if target != ANY_SLOT && run.end != self.batch_size && !run.contains(&(target as usize)) {
             return;
         }
         let filling = BufferWord::filling(claim.batch).pack();
         let mut named = None;
         // SYNC ring.filling: Acquire here, AcqRel in `assist` and `give_back`.
-        while line.word.load(Ordering::Acquire) == filling
+        while target != ANY_SLOT
+            && line.word.load(Ordering::Acquire) == filling
             && let Ok(Progress::Waiting { slot }) = self.progress(claim.buffer, claim.batch)
         {
             if named == Some(slot) {
                 return; // The producer that settles that slot comes here.
             }
-            named = Some(slot);
-            line.target.store(slot as u64, Ordering::Relaxed);
+            // Not over a target that the reader has named meanwhile: it may wait for any commit now.
+            let naming =
+                line.target.compare_exchange(target, slot as u64, Ordering::Relaxed, Ordering::Relaxed);
+            (named, target) = match naming {
+                Ok(_) => (Some(slot), slot as u64),
+                Err(now) => (None, now),
+            };
             // SYNC event.dekker: pairs with the fence in `commit`. The target is out before we look again.
             fence(Ordering::SeqCst);
         }
-        // Complete; or taken meanwhile, and then we may have named a slot of the next batch in there: let them look.
+        // Complete; or the reader takes any commit; or taken meanwhile, and then we may have named a slot of the next batch in there: let them look.
         self.control.readable.notify();
     }
 
@@ -420,9 +437,18 @@ impl<'a> Protocol<'a> {
         self.control.readable.notify_if_waiting(); // The batch may be sealed, and complete without this slot.
     }
 
-    /// Drops the oldest complete batch that no consumer has taken; gives back how many samples it held.
+    /// Whether a forwarder has given numbers to a batch.
+    pub fn is_numbered(&self, line: &Buffer, batch: BatchNo) -> bool {
+        // SYNC ring.numbered: Acquire here, Release in `Consumer::number`. Publishes `sent_first` (F2).
+        line.sent_batch.load(Ordering::Acquire) == batch.value()
+    }
+
+    /// Drops the oldest complete batch that no consumer has taken, and no forwarder has sent; gives back how many samples it held.
     pub fn drop_oldest(&self) -> Result<Option<usize>> {
         let dropped = self.find_complete(&|_| false, |line, word, ready| {
+            if self.is_numbered(line, word.batch) {
+                return None;
+            }
             let free = BufferWord::free(word.batch).pack();
             // SYNC ring.free: Release here, Acquire in `open_next` (I5, I6).
             let won =
@@ -596,6 +622,26 @@ impl<'a> Protocol<'a> {
         }
     }
 
+    /// As [`aim`](Self::aim), for the only consumer of a ring, which also takes unfinished batches: any commit wakes it. True when
+    /// there is no committed sample that it has not taken.
+    pub fn aim_any(&self) -> Result<bool> {
+        let named = self.buffers.iter().filter(|line| line.target.load(Ordering::Relaxed) != ANY_SLOT);
+        let moved = named.map(|line| line.target.store(ANY_SLOT, Ordering::Relaxed)).count() > 0;
+        if moved {
+            // SYNC event.dekker: pairs with the fence in `commit`. The targets are out before we look.
+            fence(Ordering::SeqCst);
+        }
+        self.assist(self.open())?;
+        let mut after = None;
+        while let Some((index, word)) = self.oldest_filling(after)? {
+            if self.count(index, word.batch)?.0 > 0 {
+                return Ok(false);
+            }
+            after = Some(word.batch);
+        }
+        Ok(true)
+    }
+
     /// Gives a batch's buffer back to the producers.
     pub fn release(&self, taken: Taken) {
         let line = &self.buffers[taken.buffer];
@@ -619,7 +665,7 @@ impl<'a> Protocol<'a> {
 
     /// Closes early every unfinished batch that has a sample or a claim: it is complete once its writers are done.
     pub fn flush(&self) -> Result<()> {
-        self.seal(|committed, claimed| committed + claimed > 0)?;
+        self.seal(|unfinished| unfinished.committed + unfinished.claimed > 0)?;
         self.control.readable.notify_if_waiting();
         Ok(())
     }
@@ -630,8 +676,8 @@ impl<'a> Protocol<'a> {
         let enough = at_least.max(1);
         let mut chosen = false;
         for idle_only in [true, false] {
-            self.seal(|committed, claimed| {
-                let take = !chosen && committed >= enough && !(idle_only && claimed > 0);
+            self.seal(|Unfinished { committed, claimed, is_sealed, .. }| {
+                let take = !chosen && !is_sealed && committed >= enough && !(idle_only && claimed > 0);
                 chosen |= take;
                 take
             })?;
@@ -642,8 +688,23 @@ impl<'a> Protocol<'a> {
         Ok(chosen)
     }
 
-    /// Closes the batches that `choose` picks, of those that are not complete and not closed yet, oldest first.
-    fn seal(&self, mut choose: impl FnMut(usize, usize) -> bool) -> Result<()> {
+    /// Closes early the oldest unfinished batch that has a committed sample and is not closed. False when there is none, or when it
+    /// would overtake an older one that `must_wait` says to wait for.
+    pub fn seal_oldest(&self, must_wait: impl Fn(BatchNo) -> bool) -> Result<bool> {
+        let (mut oldest, mut decided, mut chosen) = (None, false, false);
+        self.seal(|unfinished| {
+            let oldest = *oldest.get_or_insert(unfinished.batch);
+            if decided || unfinished.is_sealed || unfinished.committed == 0 {
+                return false;
+            }
+            (decided, chosen) = (true, oldest == unfinished.batch || !must_wait(oldest));
+            chosen
+        })?;
+        Ok(chosen)
+    }
+
+    /// Closes the batches that `choose` picks, of those that are not complete, oldest first.
+    fn seal(&self, mut choose: impl FnMut(Unfinished) -> bool) -> Result<()> {
         self.assist(self.open())?;
         let mut after = None;
         while let Some((index, word)) = self.oldest_filling(after)? {
@@ -651,10 +712,13 @@ impl<'a> Protocol<'a> {
             // SYNC ring.sealed: Acquire here, Release in `seal`, below.
             let before = sealed.load(Ordering::Acquire);
             let (committed, claimed) = self.count(index, word.batch)?;
-            let open = committed < self.batch_size && BatchNo::new(before).is_before(word.batch);
-            if open && choose(committed, claimed) {
+            let (batch, is_sealed) = (word.batch, !BatchNo::new(before).is_before(word.batch));
+            let chosen = committed < self.batch_size
+                && choose(Unfinished { batch, committed, claimed, is_sealed })
+                && !is_sealed;
+            if chosen {
                 // SYNC ring.sealed: Release here, Acquire in `progress`. A late one fails: the number has moved on.
-                let batch = word.batch.value();
+                let batch = batch.value();
                 let _ = sealed.compare_exchange(before, batch, Ordering::AcqRel, Ordering::Relaxed);
             }
             after = Some(word.batch);

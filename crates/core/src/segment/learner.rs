@@ -1,6 +1,6 @@
 //! The seat of a learner's handle, and how the handle ends. Consumers of a ring and of records use it.
 
-use super::lease::{Role, Seat};
+use super::lease::{JoinLock, Role, Seat};
 use super::mapping::Segment;
 use crate::error::{Error, Result};
 use crate::sys::sync::{AtomicBool, Ordering};
@@ -22,6 +22,20 @@ impl LearnerSeat {
     pub fn take(segment: Arc<Segment>, resumed: bool) -> Result<LearnerSeat> {
         let seat = Seat::take_with_join_lock(segment, Role::Consumer)?;
         Ok(LearnerSeat { seat, resumed, left: AtomicBool::new(false) })
+    }
+
+    /// As [`take`](Self::take), unless another learner lives here: then its pid is the error.
+    pub fn take_alone(segment: Arc<Segment>, resumed: bool) -> Result<LearnerSeat> {
+        let _join_lock = JoinLock::acquire(&segment)?;
+        let seat = Seat::take(segment, Role::Consumer, |_| {})?;
+        match seat.another(Role::Consumer) {
+            None => Ok(LearnerSeat { seat, resumed, left: AtomicBool::new(false) }),
+            Some(other) => {
+                seat.leave();
+                let pid = seat.segment().seats()[other.seat()].pid.load(Ordering::Relaxed);
+                Err(Error::Forwarded { name: seat.segment().name().to_owned(), pid })
+            }
+        }
     }
 
     /// Whether the segment was there already.

@@ -172,7 +172,7 @@ impl EventCount {
     }
 }
 
-/// Whether something was shut down. It is set once, for all processes that share the memory.
+/// Whether something was shut down, for all processes that share the memory.
 #[repr(transparent)]
 #[derive(Debug, Default)]
 pub struct ClosedFlag(AtomicU32);
@@ -194,6 +194,11 @@ impl ClosedFlag {
     pub fn set(&self) {
         // SYNC event.closed: Release here, Acquire in `is_set`.
         self.0.store(1, Ordering::Release);
+    }
+
+    /// Undoes [`set`](Self::set).
+    pub fn clear(&self) {
+        self.0.store(0, Ordering::Relaxed);
     }
 }
 
@@ -256,6 +261,14 @@ points! {
         BatchFreed,
         /// A consumer closed an unfinished batch for new claims.
         BatchSealed,
+    }
+    FORWARDING [NotifyCleared, NotifyMoved] {
+        /// A forwarder noted the first number of a batch, and not the batch.
+        FirstNumbered,
+        /// A forwarder gave a batch numbers, and has not moved the next one.
+        BatchNumbered,
+        /// A forwarder moved the next number past a batch, and has sent nothing of it.
+        NumbersMoved,
     }
     RECORDS [SeatLeaving, NameRemoved, NotifyCleared, NotifyMoved] {
         /// A producer took a lane, and has not looked into it.

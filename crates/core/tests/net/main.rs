@@ -11,6 +11,7 @@ mod frame_probe;
 #[path = "../support/net.rs"]
 mod harness;
 
+mod forwarder;
 mod frame;
 mod pressure;
 mod records;

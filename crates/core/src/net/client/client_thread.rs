@@ -40,11 +40,14 @@ impl<'a> ClientThread<'a> {
         state.ended.get_or_insert(ended);
         drop(state);
         self.shared.connector.progress.notify();
+        self.shared.notify();
     }
 
     fn try_connect(&mut self, deadline: Instant) -> Result<(), Disconnect> {
         let shared = self.shared;
         self.contact.attempts += 1;
+        let ring = shared.ring.as_ref().and_then(|ring| ring.consumer.upgrade());
+        let attempt = ring.map_or(self.contact.attempts, |ring| ring.next_attempt());
         // Once only: to a learner that knows us after all, such a hello would be wrong.
         let anew = std::mem::take(&mut self.anew);
         let hello = {
@@ -54,7 +57,7 @@ impl<'a> ClientThread<'a> {
                 content: outbound.layout().content(),
                 session: shared.session,
                 producer_id: state.producer_id,
-                attempt: self.contact.attempts,
+                attempt,
                 next: if anew { outbound.acked } else { outbound.touched },
                 oldest: outbound.acked,
                 schema: shared.schema.clone(),
@@ -76,13 +79,14 @@ impl<'a> ClientThread<'a> {
         add(&shared.counters.resumed, self.contact.welcomed as u64);
         (self.contact.welcomed, self.contact.heard) = (true, Instant::now());
         drop(state);
-        shared.connector.progress.notify_if_waiting();
+        shared.notify();
         Ok(())
     }
 
-    /// Whether a client that was welcomed waits for the next learner when this one ends.
+    /// Whether a client that was welcomed, perhaps in an earlier process, waits for the next learner when this one ends.
     fn outlives_learners(&self) -> bool {
-        self.contact.welcomed && self.shared.on_restart != OnRestart::Raise
+        let is_resumed = self.shared.ring.as_ref().is_some_and(|ring| ring.is_resumed);
+        (self.contact.welcomed || is_resumed) && self.shared.on_restart != OnRestart::Raise
     }
 
     /// Decides whether a reason ends the client.
@@ -101,7 +105,7 @@ impl<'a> ClientThread<'a> {
                     OnRestart::Resend | OnRestart::Raise => self.anew = true,
                 }
                 drop(state);
-                self.shared.connector.progress.notify_if_waiting();
+                self.shared.notify();
                 Disconnect::Broken(why)
             }
             other => other.map_final(|ended| self.end(ended)),
@@ -129,8 +133,11 @@ impl<'a> ClientThread<'a> {
                 state = self.shared.pump(state, true);
             }
             if self.shared.connector.is_closing() {
+                let goes_on = state.outbound.unacknowledged() > 0 && self.shared.ring.is_some();
                 drop(state);
-                self.say_goodbye(&socket);
+                if !goes_on {
+                    self.say_goodbye(&socket); // Otherwise the next forwarder continues the session.
+                }
                 break Some(Ended::Closed);
             }
             let keepalive = self.shared.connector.keepalive();
@@ -186,7 +193,7 @@ impl<'a> ClientThread<'a> {
         let outcome = read_all();
         if heard {
             self.contact.heard = Instant::now();
-            self.shared.connector.progress.notify_if_waiting();
+            self.shared.notify();
         }
         outcome
     }

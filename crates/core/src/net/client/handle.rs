@@ -20,7 +20,7 @@ use super::client_thread::ClientThread;
 use super::disconnect::Ended;
 use super::outbound::Outbound;
 use super::packing::Layout;
-use super::shared::{LearnerReport, Shared, State};
+use super::shared::{LearnerReport, NodeRing, Shared, State};
 use super::spec::TcpClientSpec;
 use crate::error::{Error, Result};
 use crate::net::wire::frame::{Header, Kind, LearnerStatus, MAX_SCHEMA_BYTES};
@@ -35,13 +35,25 @@ use std::sync::{Arc, Mutex, MutexGuard};
 /// What clients of samples and of records have in common. Threads may share it.
 #[derive(Debug)]
 pub struct Client {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     thread: OwnedThread,
 }
 
 impl Client {
     /// Begins to connect, and returns at once; [`ready`](Self::ready) says how it went.
     pub(super) fn start(spec: TcpClientSpec, schema: &[u8], layout: Layout) -> Result<Client> {
+        Self::start_session(spec, schema, layout, random()?, None, |_, _| Ok(())).map(|(client, ())| client)
+    }
+
+    /// As [`start`](Self::start), with a session that may have begun earlier. `begin` is called before the first connection.
+    pub(super) fn start_session<T>(
+        spec: TcpClientSpec,
+        schema: &[u8],
+        layout: Layout,
+        session: [u8; 16],
+        ring: Option<NodeRing>,
+        begin: impl FnOnce(&Arc<Shared>, &mut Outbound) -> Result<T>,
+    ) -> Result<(Client, T)> {
         check_at_most("schema bytes", schema.len(), MAX_SCHEMA_BYTES)?;
         check_at_least_one("max_inflight_msgs", spec.max_inflight_msgs)?;
         if let Some(most) = spec.max_unacknowledged {
@@ -52,7 +64,8 @@ impl Client {
         let shared = Arc::new(Shared {
             connector: spec.connector()?,
             schema: schema.to_vec(),
-            session: random()?,
+            session,
+            ring,
             on_restart: spec.on_restart,
             state: Mutex::new(State {
                 outbound: Outbound::new(layout, spec.max_inflight_msgs, spec.max_unacknowledged),
@@ -71,11 +84,15 @@ impl Client {
             }),
             counters: ClientCounters::default(),
         });
+        let mut state = shared.lock(); // The thread needs it for the first connection.
         let thread = OwnedThread::spawn("rollway-client", {
             let shared = shared.clone();
             move || ClientThread::new(&shared).run()
         })?;
-        Ok(Client { shared, thread })
+        let begun = begin(&shared, &mut state.outbound);
+        drop(state);
+        let client = Client { shared, thread };
+        begun.map(|begun| (client, begun))
     }
 
     /// Waits for the first connection, for at most `connect_timeout`.
@@ -180,7 +197,7 @@ impl Client {
     }
 
     /// Ends the thread, which says goodbye if there is a connection.
-    fn end(&self) {
+    pub(super) fn end(&self) {
         self.shared.connector.request_stop();
         self.thread.join();
         self.shared.lock().ended = Some(Ended::Closed);
@@ -259,12 +276,12 @@ impl Client {
         if self.check_process().is_err() { T::default() } else { look(&self.shared.lock()) }
     }
 
-    fn check_process(&self) -> Result<()> {
+    pub(super) fn check_process(&self) -> Result<()> {
         self.thread.check_process("client")
     }
 
     /// Checks again whenever the thread reports progress.
-    fn wait_until(
+    pub(super) fn wait_until(
         &self,
         deadline: Deadline,
         mut done: impl FnMut(MutexGuard<'_, State>) -> Result<bool>,

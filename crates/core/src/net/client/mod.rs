@@ -6,15 +6,19 @@
 //! | `shared` | what the thread and the callers share |
 //! | `handle` | [`Client`]: what clients of samples and of records have in common |
 //! | `sample_client`, `record_client`, `packing` | [`TcpClient`], [`TcpRecordClient`]; the layout of their frames |
+//! | `forwarder`, `batch_taker`, `forwarded_batch` | [`Forwarder`]: the batches of a node's ring; the thread that takes them; their rows |
 //! | `outbound` | frames that are not acknowledged |
 //! | `client_thread` | the thread that connects, sends and reads the answers |
 //! | `dial`, `lookup`, `link` | names to addresses, addresses to connections; one connection |
 //! | `reconnect` | the reconnect loop of clients and mirrors |
 //! | `disconnect` | why there is no connection |
 
+mod batch_taker;
 mod client_thread;
 pub(super) mod dial;
 pub(super) mod disconnect;
+mod forwarded_batch;
+mod forwarder;
 mod handle;
 pub(super) mod link;
 mod lookup;
@@ -26,6 +30,7 @@ mod sample_client;
 mod shared;
 mod spec;
 
+pub use forwarder::{Forwarder, ForwarderStats};
 pub use handle::Client;
 pub use record_client::TcpRecordClient;
 pub use sample_client::TcpClient;

@@ -14,6 +14,7 @@
 //! O4  One thread at a time writes: the one that has the [`Piece`]. It writes without the lock, while samples are added and
 //!     acknowledged. Then it looks for the next piece, so that it also writes what other threads left to it.
 
+use super::forwarded_batch::BatchRows;
 use super::packing::{Frame, Layout};
 use crate::error::{Error, Result};
 use crate::net::wire::frame::{Content, Entry, HEADER_BYTES, Header, Welcome};
@@ -149,6 +150,7 @@ impl Outbound {
         self.control.clear();
         self.split_frames();
         self.release(welcome.next);
+        self.trim_first(welcome.next);
         let again = self.queue.iter().filter(|frame| frame.first < self.touched).count();
         add(&counters.frames_again, again as u64);
         Ok(())
@@ -168,6 +170,42 @@ impl Outbound {
             });
             self.queue = parts.collect();
         }
+    }
+
+    /// Takes the rows below `next` out of a forwarded frame: the index of one that is sent in part would not fit.
+    fn trim_first(&mut self, next: u64) {
+        if let Some(first) = self.queue.front_mut()
+            && let Some(known) = next.checked_sub(first.first)
+            && known > 0
+            && let Some(rest) = first.part(known as usize, usize::MAX)
+        {
+            *first = Arc::new(rest);
+        }
+    }
+
+    /// Queues the rows of a batch of a node's ring.
+    pub fn append_batch(&mut self, batch: BatchRows) {
+        let frame = Frame::forwarded(self.next, batch);
+        self.next = frame.end();
+        match self.frame_rows {
+            most if most > 0 && frame.rows > most => self.queue.extend(self.layout.split(&frame, most)),
+            _ => self.queue.push_back(Arc::new(frame)),
+        }
+    }
+
+    /// Goes on where an earlier forwarder was: its next number, and what it may have sent, which ends there.
+    pub fn restore(&mut self, next: u64, batches: Vec<BatchRows>) {
+        let rows: usize = batches.iter().map(BatchRows::rows).sum();
+        self.acked = next - rows as u64;
+        self.next = self.acked;
+        batches.into_iter().for_each(|batch| self.append_batch(batch));
+        self.touched = self.next;
+    }
+
+    /// Lets go of everything.
+    pub fn clear(&mut self) {
+        self.queue.clear();
+        (self.written, self.offset, self.acked) = (0, 0, self.next);
     }
 
     /// Gives up what was sent and is not acknowledged: a learner that does not know it cannot tell whether it arrived. Later

@@ -3,11 +3,14 @@
 //! ```text
 //! samples   │ leaf 0 of every row │ leaf 1 of every row │ …        one buffer with room for `capacity` rows
 //! records   │ entry │ entry │ …   and   │ record │ record │ …      an index, and the bytes one after the other
+//! forwarded │ origin │ origin │ …   and   rows of a batch          an index, and the leaves where they lie in the ring
 //! ```
 //!
-//! All samples of a frame have one version, which is in its header; records have theirs in the index. A frame leaves with one
+//! All samples of a client's frame have one version, which is in its header; records and forwarded samples have theirs in the
+//! index. A frame leaves with one
 //! vectored write, without the first rows that arrived over an earlier connection.
 
+use super::forwarded_batch::BatchRows;
 use crate::net::wire::frame::{Content, ENTRY_BYTES, Entry, Kind};
 use crate::net::wire::limits::{FRAME_BYTES, MAX_FRAME_RECORDS};
 use std::sync::Arc;
@@ -18,14 +21,28 @@ pub struct Frame {
     pub first: u64,
     pub rows: usize,
     pub version: u32,
-    /// Of records: one entry for each.
+    /// Of records: one entry for each. Of forwarded samples: their origins.
     index: Vec<u8>,
     buffer: Vec<u8>,
     /// Of records: bytes of the buffer that are theirs.
     used: usize,
+    /// Of forwarded samples: where they lie.
+    source: Option<BatchRows>,
 }
 
 impl Frame {
+    /// Rows of a node's ring.
+    pub fn forwarded(first: u64, source: BatchRows) -> Frame {
+        let (rows, index) = (source.rows(), source.index());
+        Frame { first, rows, version: 0, index, buffer: Vec::new(), used: 0, source: Some(source) }
+    }
+
+    /// The rows of a forwarded frame from `skip` on, `most` at most, as a frame of their own.
+    pub fn part(&self, skip: usize, most: usize) -> Option<Frame> {
+        let source = self.source.as_ref()?.part(skip, most);
+        Some(Frame::forwarded(self.first + skip as u64, source))
+    }
+
     pub fn end(&self) -> u64 {
         self.first + self.rows as u64
     }
@@ -45,7 +62,8 @@ impl Frame {
 
     /// The largest record of a frame; 0 for samples, which are all of one size.
     pub fn largest_record(&self) -> u64 {
-        Entry::all(&self.index).map(|entry| entry.bytes).max().unwrap_or(0)
+        let index = if self.source.is_none() { &self.index[..] } else { &[] };
+        Entry::all(index).map(|entry| entry.bytes).max().unwrap_or(0)
     }
 
     /// Where the records begin, without the first `skip`.
@@ -59,6 +77,8 @@ impl Frame {
 pub enum Layout {
     Samples(Columns),
     Records,
+    /// Samples that lie in a ring.
+    Forwarded(Columns),
 }
 
 /// Where the leaves lie in a buffer.
@@ -91,10 +111,17 @@ impl Layout {
         Layout::Samples(Columns { leaf_bytes, leaf_offsets, sample_bytes, capacity })
     }
 
+    /// For samples of these leaves that lie in a ring, `capacity` to a frame at most.
+    pub fn forwarded(leaf_bytes: &[usize], capacity: usize) -> Layout {
+        let (leaf_bytes, sample_bytes) = (leaf_bytes.to_vec(), leaf_bytes.iter().sum());
+        Layout::Forwarded(Columns { leaf_bytes, leaf_offsets: Vec::new(), sample_bytes, capacity })
+    }
+
     pub fn content(&self) -> Content {
         match self {
             Layout::Samples(_) => Content::Samples,
             Layout::Records => Content::Records,
+            Layout::Forwarded(_) => Content::Forwarded,
         }
     }
 
@@ -102,13 +129,14 @@ impl Layout {
         match self {
             Layout::Samples(_) => Kind::Data,
             Layout::Records => Kind::Records,
+            Layout::Forwarded(_) => Kind::Stamped,
         }
     }
 
     /// Rows of a frame, at most.
     pub fn capacity(&self) -> usize {
         match self {
-            Layout::Samples(columns) => columns.capacity,
+            Layout::Samples(columns) | Layout::Forwarded(columns) => columns.capacity,
             Layout::Records => MAX_FRAME_RECORDS,
         }
     }
@@ -117,6 +145,7 @@ impl Layout {
         match self {
             Layout::Samples(columns) => columns.capacity * columns.sample_bytes,
             Layout::Records => FRAME_BYTES,
+            Layout::Forwarded(_) => 0,
         }
     }
 
@@ -129,12 +158,12 @@ impl Layout {
             None => (Vec::new(), vec![0; bytes.max(usual)]),
         };
         index.clear();
-        Frame { first, rows: 0, version, index, buffer, used: 0 }
+        Frame { first, rows: 0, version, index, buffer, used: 0, source: None }
     }
 
-    /// Whether its buffers can be reused: not those of a record that is larger than a frame.
+    /// Whether its buffers can be reused: not those of a record that is larger than a frame, nor those of a ring.
     pub fn is_reusable(&self, frame: &Frame) -> bool {
-        frame.buffer.len() == self.buffer_bytes()
+        frame.source.is_none() && frame.buffer.len() == self.buffer_bytes()
     }
 
     /// Copies `rows` samples behind those that are there. The frame has room for them.
@@ -155,7 +184,10 @@ impl Layout {
 
     /// The samples of a frame in frames of at most `most` rows each.
     pub fn split(&self, frame: &Frame, most: usize) -> Vec<Arc<Frame>> {
-        let Layout::Samples(columns) = self else { return Vec::new() };
+        let Layout::Samples(columns) = self else {
+            let parts = (0..frame.rows).step_by(most).filter_map(|skip| frame.part(skip, most));
+            return parts.map(Arc::new).collect();
+        };
         let leaves: Vec<*const u8> =
             columns.leaves().map(|(start, _)| frame.buffer[start..].as_ptr()).collect();
         let part = |from: usize| {
@@ -178,21 +210,26 @@ impl Layout {
         match self {
             Layout::Samples(columns) => rows * columns.sample_bytes,
             Layout::Records => rows * ENTRY_BYTES + frame.used - frame.record_start(skip),
+            Layout::Forwarded(columns) => frame.index.len() + rows * columns.sample_bytes,
         }
     }
 
-    /// The parts of the payload, without the first `skip` rows.
+    /// The parts of the payload, without the first `skip` rows. A forwarded frame has all of its rows to send.
     pub fn parts<'a>(&'a self, frame: &'a Frame, skip: usize) -> impl Iterator<Item = &'a [u8]> {
-        let (columns, records) = match self {
-            Layout::Samples(columns) => (Some(columns), None),
+        let (columns, indexed, forwarded) = match self {
+            Layout::Samples(columns) => (Some(columns), None, None),
             Layout::Records => {
                 let bytes = &frame.buffer[frame.record_start(skip)..frame.used];
-                (None, Some([&frame.index[skip * ENTRY_BYTES..], bytes]))
+                (None, Some([&frame.index[skip * ENTRY_BYTES..], bytes]), None)
+            }
+            Layout::Forwarded(columns) => {
+                let source = frame.source.as_ref().map(|source| source.parts(&columns.leaf_bytes));
+                (None, Some([&frame.index[..], &[]]), source)
             }
         };
         let leaves = columns.into_iter().flat_map(Columns::leaves);
         let leaves =
             leaves.map(move |(start, bytes)| &frame.buffer[start + skip * bytes..start + frame.rows * bytes]);
-        leaves.chain(records.into_iter().flatten())
+        leaves.chain(indexed.into_iter().flatten()).chain(forwarded.into_iter().flatten())
     }
 }

@@ -8,8 +8,9 @@ use crate::error::{Error, Result};
 use crate::net::wire::frame::LearnerStatus;
 use crate::net::wire::stats::ClientCounters;
 use crate::policies::OnRestart;
+use crate::ring::Consumer;
 use crate::sys::thread::lock;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard, Weak};
 
 /// What the client's thread and its callers share.
 #[derive(Debug)]
@@ -17,9 +18,19 @@ pub struct Shared {
     pub connector: Connector,
     pub schema: Vec<u8>,
     pub session: [u8; 16],
+    /// Of a forwarder: the ring in which its session is kept. Its handle owns it.
+    pub ring: Option<NodeRing>,
     pub on_restart: OnRestart,
     pub state: Mutex<State>,
     pub counters: ClientCounters,
+}
+
+/// The ring that a forwarder empties, for the thread that connects.
+#[derive(Debug)]
+pub struct NodeRing {
+    pub consumer: Weak<Consumer>,
+    /// An earlier forwarder has used the session.
+    pub is_resumed: bool,
 }
 
 /// The learner's last answer about how far it is.
@@ -57,6 +68,14 @@ pub struct State {
 }
 
 impl Shared {
+    /// Wakes the callers that wait, and the thread that takes batches.
+    pub fn notify(&self) {
+        self.connector.progress.notify_if_waiting();
+        if let Some(consumer) = self.ring.as_ref().and_then(|ring| ring.consumer.upgrade()) {
+            consumer.wake();
+        }
+    }
+
     pub fn lock(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
     }

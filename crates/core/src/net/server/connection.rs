@@ -75,7 +75,7 @@ pub async fn serve(stream: TcpStream, peer: String, server: Arc<Shared>, mut adm
                 (Content::Weights, _, Some(weight_source)) => {
                     serve_weights(wire, &server, weight_source).await
                 }
-                (Content::Samples | Content::Records, Some(ingress), _) => {
+                (Content::Samples | Content::Records | Content::Forwarded, Some(ingress), _) => {
                     let connected = Connected::begin(ingress, address);
                     let end = serve_session(wire, &hello, &server, ingress).await;
                     connected.end(&end);
@@ -200,11 +200,10 @@ async fn serve_session(
         }
         add(&server.counters.accepted, 1);
         add(&server.counters.resumed, resumed as u64);
-        let samples = hello.content == Content::Samples;
         let welcome = Welcome {
             producer_id: session.producer_id,
             max_rows: ingress.facts().max_rows as u32,
-            max_bytes: if samples { 0 } else { ingress.facts().largest as u32 },
+            max_bytes: if hello.content == Content::Records { ingress.facts().largest as u32 } else { 0 },
             credit: FIRST_CREDIT.min(server.window),
             next: progress.next,
             status: ingress.status(),
@@ -221,6 +220,7 @@ async fn serve_session(
             ingress,
             scatter,
             producer_id,
+            forwards: hello.content == Content::Forwarded,
             header_reader: HeaderReader::default(),
             is_late: false,
         }
@@ -251,6 +251,8 @@ pub struct Connection<'a> {
     ingress: &'a Ingress,
     pub scatter: &'a mut FrameScatter,
     pub producer_id: u32,
+    /// It is a forwarder: its frames say which workers their samples are of.
+    forwards: bool,
     /// Its last frame was late: the next one is staged from the start (C4).
     pub is_late: bool,
     header_reader: HeaderReader,
@@ -263,7 +265,10 @@ impl Connection<'_> {
             let ping = |wire: &mut FrameStream| wire.ping(ingress.published());
             let header = self.header_reader.header(self.wire, &self.server.spec, ping).await?;
             match (ingress, header.kind) {
-                (Ingress::Samples(ingress), Kind::Data) => {
+                (Ingress::Samples(ingress), Kind::Data) if !self.forwards => {
+                    self.receive_samples(ingress, &header, progress).await?;
+                }
+                (Ingress::Samples(ingress), Kind::Stamped) if self.forwards => {
                     self.receive_samples(ingress, &header, progress).await?;
                 }
                 (Ingress::Records(ingress), Kind::Records) => {

@@ -2,7 +2,7 @@
 //! arrives slowly is staged, and claims slots when it is whole.
 
 use super::connection::Connection;
-use super::end::{End, closed};
+use super::end::{End, closed, in_time};
 use super::feed::Feed;
 use super::frame_scatter::{FrameScatter, Span};
 use super::room_waiter::Place;
@@ -10,7 +10,7 @@ use super::sample_ingress::SampleIngress;
 use super::session::Progress;
 use super::shared::FIRST_CREDIT;
 use crate::error::Error;
-use crate::net::wire::frame::Header;
+use crate::net::wire::frame::{Header, Kind, OriginRun};
 use crate::net::wire::stats::add;
 use crate::ring::OnFull;
 use crate::ring::producer::Origin;
@@ -20,7 +20,7 @@ use crate::sys::sync::Ordering;
 const TIMED: u64 = 16;
 
 impl Connection<'_> {
-    /// A data frame: from its header to its acknowledgement.
+    /// A frame of samples, of one client or forwarded: from its header to its acknowledgement.
     pub async fn receive_samples(
         &mut self,
         ingress: &SampleIngress,
@@ -33,17 +33,22 @@ impl Connection<'_> {
             return Err(End::Damaged(format!("a frame has {rows} rows; 1 to {most} are allowed")));
         }
         let expected = rows as u64 * ingress.sample_bytes() as u64;
-        if header.length != expected {
+        let origins = if header.kind == Kind::Stamped {
+            self.receive_origins(header, expected).await?
+        } else if header.length == expected {
+            let Header { version, sequence, .. } = *header;
+            Origins::One(Origin { producer_id: self.producer_id, sequence, version })
+        } else {
             let length = header.length;
             return Err(End::Damaged(format!("a frame of {rows} rows has {length} bytes, not {expected}")));
-        }
+        };
         self.scatter.clear();
         // Rows that came before are discarded.
         let known = self.rows_known(header, progress)?;
         if known > 0 {
             self.scatter.push(Span::Discard(known));
         }
-        if header.length > 0 {
+        if expected > 0 {
             self.readable().await?;
         }
         let mut placed = match self.stage_early((rows - known) * ingress.sample_bytes()) {
@@ -68,8 +73,15 @@ impl Connection<'_> {
         if let Some(ns) = self.wire.stop_clock() {
             ingress.record_copy(ns / rows as u64);
         }
-        self.settle(ingress, header, placed, progress).await?;
+        self.settle(ingress, header, &origins, placed, progress).await?;
         self.finish_frame(header, progress).await
+    }
+
+    /// The index of a forwarded frame, whose rows have so many bytes.
+    async fn receive_origins(&mut self, header: &Header, rows_bytes: u64) -> Result<Origins, End> {
+        let mut index = vec![0; OriginRun::index_bytes(header, rows_bytes)?];
+        in_time(self.server.spec.frame_timeout, self.wire.read_exact(&mut index)).await?;
+        Ok(Origins::Runs(OriginRun::parse(header.rows, &index)?))
     }
 
     /// Finds places for `rows` rows. Holds slots or waits, never both (N1).
@@ -121,17 +133,18 @@ impl Connection<'_> {
         &mut self,
         ingress: &SampleIngress,
         header: &Header,
+        origins: &Origins,
         mut placed: Placed,
         progress: &mut Progress,
     ) -> Result<(), End> {
-        let (server, producer_id) = (self.server, self.producer_id);
-        let origin = |sequence| Origin { producer_id, sequence, version: header.version };
+        let server = self.server;
+        let origins_from = |sequence: u64| origins.from_row((sequence - header.sequence) as usize);
         let (mut sequence, mut spilled, mut behind) = (header.sequence, 0, 0);
         for span in self.scatter.take_spans() {
             let rows = span.rows();
             match span {
                 Span::Slots(run) => {
-                    run.commit(origin(sequence));
+                    run.commit_each(origins_from(sequence));
                     add(&server.counters.samples, rows as u64);
                 }
                 Span::Spill(_) => {
@@ -155,7 +168,7 @@ impl Connection<'_> {
                 Ok(Some(run)) => {
                     let rows = run.len();
                     self.scatter.copy_spilled(&run, done, spilled);
-                    run.commit(origin(progress.next));
+                    run.commit_each(origins_from(progress.next));
                     progress.next += rows as u64;
                     done += rows;
                     placed.turn.iter_mut().for_each(|turn| turn.futile = 0);
@@ -194,6 +207,30 @@ impl Connection<'_> {
             self.scatter.clear(); // Frees the spill buffer.
         }
         Ok(())
+    }
+}
+
+/// The workers that the rows of a frame come from.
+enum Origins {
+    One(Origin),
+    Runs(Vec<OriginRun>),
+}
+
+impl Origins {
+    /// The origin of each row, from this one on.
+    fn from_row(&self, row: usize) -> impl Iterator<Item = Origin> {
+        let (one, runs) = match self {
+            Origins::One(origin) => (Some(*origin), &[][..]),
+            Origins::Runs(runs) => (None, &runs[..]),
+        };
+        let of_run = |run: &OriginRun| {
+            let &OriginRun { rows, producer_id, version, sequence } = run;
+            (0..u64::from(rows)).map(move |row| Origin { producer_id, sequence: sequence + row, version })
+        };
+        let same = one.into_iter().flat_map(move |origin| {
+            (row as u64..).map(move |row| Origin { sequence: origin.sequence + row, ..origin })
+        });
+        same.chain(runs.iter().flat_map(of_run).skip(row))
     }
 }
 

@@ -145,9 +145,14 @@ impl Run {
     }
 
     /// Publishes it. Every byte of every leaf is written.
-    pub fn commit(mut self, origin: Origin) {
+    pub fn commit(self, origin: Origin) {
+        self.commit_each((0..).map(|row| Origin { sequence: origin.sequence + row, ..origin }));
+    }
+
+    /// Publishes it. Every byte of every leaf is written; each row has an origin of its own.
+    pub fn commit_each(mut self, origins: impl Iterator<Item = Origin>) {
         if let Some(claim) = self.claim.take() {
-            self.ingress.producer().commit_as(claim, origin);
+            self.ingress.producer().commit_each(claim, origins);
         }
     }
 }

@@ -146,6 +146,7 @@ impl Shared {
         match (content, &self.ingress, &self.weight_source) {
             (Content::Weights, _, Some(weight_source)) => Ok(&weight_source.inventory().schema),
             (Content::Weights, _, None) => Err(NO_WEIGHTS),
+            (Content::Forwarded, Some(ingress @ Ingress::Samples(_)), _) => Ok(&ingress.facts().schema),
             (_, Some(ingress), _) if ingress.facts().content == content => Ok(&ingress.facts().schema),
             (_, Some(Ingress::Records(_)), _) => Err(ONLY_RECORDS),
             (_, Some(Ingress::Samples(_)), _) => Err(ONLY_SAMPLES),

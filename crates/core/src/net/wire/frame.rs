@@ -5,6 +5,7 @@
 //! header    ┌ kind u8 │ flags u8 │ code u16 │ rows u32 │ version u32 │ credit u32 │ sequence u64 │ length u64 ┐  32 bytes
 //! payload   `length` bytes, as the kind says
 //! entry     ┌ bytes u64 │ version u32 │ kind u32 ┐       16 bytes, one for each record of a frame, in front of the records
+//! origin    ┌ rows u32 │ producer_id u32 │ version u32 │ 0 u32 │ sequence u64 ┐  24 bytes, one for each run of forwarded samples
 //! leaf      ┌ number u32 │ 0 u32 │ checksum u64 ┐        16 bytes, one for each leaf of a version that was changed
 //! ```
 //!
@@ -26,6 +27,8 @@ pub const PROOF_BYTES: usize = 32;
 pub const SHARE_BYTES: usize = 33;
 /// One record in the index of a frame.
 pub const ENTRY_BYTES: usize = 16;
+/// One run of samples in the index of a forwarded frame.
+pub const ORIGIN_BYTES: usize = 24;
 /// One leaf in the list of a version.
 pub const LEAF_BYTES: usize = 16;
 /// The longest schema text of samples and records.
@@ -182,6 +185,8 @@ kinds! {
     Piece = 0x16, 1..=MAX_PIECE_BYTES as u64;
     /// Server: no more pieces of version `sequence` follow. `code` is a [`VersionEnd`].
     VersionEnd = 0x17, exactly(0);
+    /// Forwarder: an index of origins, and the samples that they are of, leaf by leaf. The server checks the length.
+    Stamped = 0x18, ORIGIN_BYTES as u64..=u64::MAX;
     Ping = 0x20, exactly(0);
     Pong = 0x21, exactly(0);
     /// Either: the last frame, and why.
@@ -322,6 +327,55 @@ impl Entry {
         bytes[..8].copy_from_slice(&self.bytes.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.version.to_le_bytes());
         bytes[12..].copy_from_slice(&self.kind.to_le_bytes());
+        bytes
+    }
+}
+
+/// Adjacent samples of a forwarded frame that come from one worker, with one version and with consecutive numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OriginRun {
+    pub rows: u32,
+    pub producer_id: u32,
+    pub version: u32,
+    /// The worker's number of the first one.
+    pub sequence: u64,
+}
+
+impl OriginRun {
+    /// How many bytes of a forwarded frame are its index. `rows_bytes`: of its rows. Every run has a row, so there are as many
+    /// runs as rows at most.
+    pub fn index_bytes(header: &Header, rows_bytes: u64) -> Result<usize, Damage> {
+        let most = u64::from(header.rows) * ORIGIN_BYTES as u64;
+        let bytes = header.length.checked_sub(rows_bytes).filter(|bytes| (1..=most).contains(bytes));
+        let whole = bytes.filter(|bytes| bytes.is_multiple_of(ORIGIN_BYTES as u64));
+        whole.map(|bytes| bytes as usize).ok_or(Damage("the index of a forwarded frame is not whole"))
+    }
+
+    /// The runs of an index, which together have so many rows.
+    pub fn parse(rows: u32, index: &[u8]) -> Result<Vec<OriginRun>, Damage> {
+        let mut fields = Fields(index);
+        let mut runs = Vec::with_capacity(index.len() / ORIGIN_BYTES);
+        let mut left = rows;
+        while !fields.0.is_empty() {
+            let (rows, producer_id, version) = (fields.u32()?, fields.u32()?, fields.u32()?);
+            let (zero, sequence) = (fields.u32()?, fields.u64()?);
+            if rows == 0 || zero != 0 || sequence > MAX_SEQUENCE {
+                return Err(Damage("an origin has no rows, or a number is out of range"));
+            }
+            left = left
+                .checked_sub(rows)
+                .ok_or(Damage("the origins of a frame have more rows than the frame"))?;
+            runs.push(OriginRun { rows, producer_id, version, sequence });
+        }
+        if left > 0 { Err(Damage("the origins of a frame have fewer rows than the frame")) } else { Ok(runs) }
+    }
+
+    pub fn encoded(&self) -> [u8; ORIGIN_BYTES] {
+        let mut bytes = [0; ORIGIN_BYTES];
+        bytes[..4].copy_from_slice(&self.rows.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.producer_id.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.version.to_le_bytes());
+        bytes[16..].copy_from_slice(&self.sequence.to_le_bytes());
         bytes
     }
 }
@@ -524,6 +578,8 @@ codes! {
         Records = 1,
         /// From the server to the client: versions of the learner's weights.
         Weights = 2,
+        /// Samples as of a client of samples, but of many workers: each run of them says which.
+        Forwarded = 3,
     }
 }
 
@@ -541,7 +597,7 @@ impl Content {
     /// Its name in error texts.
     pub fn name(self) -> &'static str {
         match self {
-            Content::Samples => "samples",
+            Content::Samples | Content::Forwarded => "samples",
             Content::Records => "records",
             Content::Weights => "weights",
         }
