@@ -13,6 +13,7 @@ from rollway.records.key import GroupKey
 from rollway.transport.tcp_options import TcpOptions
 
 __version__: str
+WIRE_PROTOCOL: int
 
 __all__ = [
     "Assembler",

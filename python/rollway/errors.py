@@ -24,6 +24,8 @@ RollwayError
 │   ├── NotAuthorized (PermissionError)       the token is missing or wrong
 │   ├── TokenRequired (ValueError)            an address that others can reach, and no token
 │   ├── AddressUnavailable (OSError)          the address cannot be listened on
+│   ├── ClusterUnavailable (ConnectionError)  Ray is not initialised here, or does not start or answer what is needed
+│   ├── RunNameTaken (ValueError)             another learner has published under that name
 │   └── NotInThisProcess (RuntimeError)       a connection that belongs to the parent of this forked process
 ├── CapacityError                             there is no room, or too little of it
 │   ├── RingFull                              no room, and the policy is "error"
@@ -141,6 +143,14 @@ class TokenRequired(NetworkError, ValueError):
 
 class AddressUnavailable(NetworkError, OSError):
     """The address is taken, not ours, or not an address; or the file for its token cannot be written."""
+
+
+class ClusterUnavailable(NetworkError, ConnectionError):
+    """Ray is not initialised in this process, or does not start or answer what Rollway needs of it."""
+
+
+class RunNameTaken(NetworkError, ValueError):
+    """Another living learner has published under that name."""
 
 
 class NotInThisProcess(NetworkError, RuntimeError):

@@ -110,6 +110,7 @@ mod _core {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.setattr("__version__", env!("CARGO_PKG_VERSION"))?;
+        module.setattr("WIRE_PROTOCOL", rollway_core::net::wire::frame::PROTOCOL)?;
         module.py().import("numpy")?;
         super::convert::numpy_types::ndarray_type(module.py());
         super::convert::scalar::check_layout(module.py())

@@ -72,6 +72,7 @@ class RecordServer(ServerBase):
             if value is not None and value < 1:
                 raise InvalidArgument(f"{what} = {value} is out of range: at least 1")
         self._producer: RecordProducer | None = None
+        self._on_full = on_full
         self._peer_timeout_s = peer_timeout_s
         self._max_records = max_records or max(lane_bytes // _RECORD_BYTES, 64)  # for each lane
         shm, transports = split_transports(transport)

@@ -71,6 +71,7 @@ class Server(ServerBase):
         self._schema = Schema.of(example)
         self._plan = self._schema.plan()
         self._batch_size = batch_size
+        self._on_full = on_full
         self._peer_timeout_s = peer_timeout_s
         self._producer: Producer | None = None
         shm, transports = split_transports(transport)
@@ -104,6 +105,11 @@ class Server(ServerBase):
     def batch_size(self) -> int:
         """Samples per batch."""
         return self._batch_size
+
+    @property
+    def schema(self) -> Schema:
+        """The leaves of one sample."""
+        return self._schema
 
     def sample(self, timeout: float | None = None, at_least: int | None = None) -> Sample | None:
         """Waits for a whole batch. ``None`` once the ring is shut down.

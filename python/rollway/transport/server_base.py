@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rollway._core import HistSnapshot, Producer, RecordProducer
 from rollway.errors import ConnectionClosedError, InvalidArgument
-from rollway.transport.base import Endpoint, Transport
+from rollway.transport.base import Endpoint, RecordTransport, Transport
 from rollway.transport.learner_end import EndsWithBlock, LearnerEnd
-from rollway.transport.policies import Keep
+from rollway.transport.policies import Keep, OnFull
 from rollway.transport.shm import ShmTransport
 from rollway.waiting.notifier import LoopNotifier
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 class ServerBase(EndsWithBlock):
     """A native consumer and the transports that feed it; starts and closes them."""
 
+    _on_full: OnFull
     _producer: Producer | RecordProducer | None = None  # of this process itself, once it has submitted something
 
     def __init__(self, consumer: ConsumerHandle, transports: list[Any], intake: object, keep: Keep) -> None:
@@ -48,13 +49,27 @@ class ServerBase(EndsWithBlock):
             if self.closed:
                 raise ConnectionClosedError("this server is closed")
             while self._transports:
-                endpoint = self._transports[0].start(self._intake)
-                self._closers.insert(0, endpoint.stop)
-                self._endpoints.append(endpoint)
+                self._start_one(self._transports[0])
                 del self._transports[0]
-                if not self._close_once.alive:  # another thread closes, perhaps before it could see this closer
-                    endpoint.stop()
-                    raise ConnectionClosedError("this server is closed")
+
+    def add_transport(self, transport: Transport | RecordTransport) -> Endpoint:
+        """Starts one more way in, beside those that the server was made with, and returns it.
+
+        It ends with its ``stop()``, or with the server.
+        """
+        with self._starting:
+            if self.closed:
+                raise ConnectionClosedError("this server is closed")
+            return self._start_one(transport)
+
+    def _start_one(self, transport: Any) -> Endpoint:
+        endpoint: Endpoint = transport.start(self._intake)
+        self._closers.insert(0, endpoint.stop)
+        self._endpoints.append(endpoint)
+        if not self._close_once.alive:  # another thread closes, perhaps before it could see this closer
+            endpoint.stop()
+            raise ConnectionClosedError("this server is closed")
+        return endpoint
 
     @property
     def name(self) -> str | None:
@@ -92,6 +107,11 @@ class ServerBase(EndsWithBlock):
     def closed(self) -> bool:
         """Whether the segment was shut down, or this server closed."""
         return self._native.closed
+
+    @property
+    def on_full(self) -> OnFull:
+        """What producers do when there is no room."""
+        return self._on_full
 
     @property
     def resumed(self) -> bool:

@@ -136,6 +136,11 @@ class TcpWeights(WeightReading):
         return self._core.last_error
 
     @property
+    def over(self) -> bool:
+        """Whether the connection was given up, so that no more versions will come."""
+        return self._core.over
+
+    @property
     def closed(self) -> bool:
         """Whether this handle is closed."""
         return self._closed

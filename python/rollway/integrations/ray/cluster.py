@@ -1,0 +1,124 @@
+"""Cluster: what this folder asks of Ray: named actors, calls with a deadline, the node of this process."""
+
+from __future__ import annotations
+
+import time
+from importlib import import_module
+from typing import Any
+
+from rollway.errors import ClusterUnavailable, WaitTimeout, need_packages
+
+_LOOK_S = (0.02, 1.0)  # Ray announces no names: from the first to the longest pause between two looks
+_MARGIN_S = 15.0  # for the way of an answer, beside the time that the other side may take
+
+
+class ActorGone(Exception):
+    """Raised and caught in this folder: the actor has ended, or its node."""
+
+
+def initialised() -> Any:
+    """The module ray, in a process that is a part of a cluster."""
+    need_packages("rollway.integrations.ray", "ray", "ray")
+    ray: Any = import_module("ray")
+    if not ray.is_initialized():
+        raise ClusterUnavailable(
+            "Ray is not initialised in this process: call ray.init() before publish() or connect()"
+        )
+    if ray.util.client.ray.is_connected():
+        raise ClusterUnavailable(
+            "this process uses Ray through ray://, and runs on no node of the cluster. Call publish() and connect() in "
+            "an actor or a task, or run this program on a node: ray.init(address='auto')"
+        )
+    return ray
+
+
+def node_id() -> str:
+    """The node of this process."""
+    return initialised().get_runtime_context().get_node_id()
+
+
+def namespace() -> str:
+    """Where this process finds and makes named actors."""
+    return initialised().get_runtime_context().namespace
+
+
+def find_actor(name: str, space: str) -> Any:
+    """The handle of a named actor; ``None`` when there is none."""
+    try:
+        return initialised().get_actor(name, namespace=space)
+    except ValueError:
+        return None
+
+
+def start_actor(cls: type, name: str, space: str, node: str, arguments: tuple[Any, ...], max_restarts: int) -> Any:
+    """The actor of that name, started on that node if there is none. It takes no CPUs, and ends itself."""
+    ray = initialised()
+    options = {
+        "name": name,
+        "namespace": space,
+        "lifetime": "detached",
+        "get_if_exists": True,
+        "num_cpus": 0,
+        "max_restarts": max_restarts,
+        "max_concurrency": 10_000,  # calls that wait
+        "scheduling_strategy": ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False),
+    }
+    try:
+        return ray.remote(cls).options(**options).remote(*arguments)
+    except ray.exceptions.RayError as error:
+        raise ClusterUnavailable(f"Ray did not start the actor {name!r}: {error}") from error
+
+
+def end_this_actor() -> None:
+    """Ends the actor of this process for good."""
+    ray = initialised()
+    ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+
+
+def pickled(value: Any) -> bytes:
+    """A value of classes that may be defined in a script."""
+    dumped: bytes = initialised().cloudpickle.dumps(value)
+    return dumped
+
+
+def answer(call: Any, timeout: float) -> Any:
+    """The result of a call of an actor, which itself takes at most ``timeout`` seconds."""
+    ray = initialised()
+    try:
+        return ray.get(call, timeout=timeout + _MARGIN_S)
+    except ray.exceptions.GetTimeoutError:
+        raise WaitTimeout(f"an actor of Ray has not answered within {timeout + _MARGIN_S:.0f} s") from None
+    except ray.exceptions.RayActorError as gone:
+        raise ActorGone(str(gone)) from None
+
+
+class Looks:
+    """Pauses between looks for something that no event announces, until a deadline.
+
+    >>> looks = Looks(0.05)
+    >>> while looks.again():
+    ...     pass
+    >>> looks.left
+    0.0
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self._deadline = time.monotonic() + timeout
+        self._pause = _LOOK_S[0]
+        self._first = True
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return max(self._deadline - time.monotonic(), 0.0)
+
+    def again(self) -> bool:
+        """Whether to look (again). Waits before all looks but the first."""
+        if self._first:
+            self._first = False
+            return True
+        if self.left == 0.0:
+            return False
+        time.sleep(min(self._pause, self.left))
+        self._pause = min(self._pause * 2, _LOOK_S[1])
+        return True

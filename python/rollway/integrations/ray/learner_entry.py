@@ -1,0 +1,148 @@
+"""LearnerEntry: what a learner puts under the name of its run: where it is, what it takes, and the secret to get in."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import secrets
+from collections import OrderedDict
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from rollway._core import WIRE_PROTOCOL, Inspection, __version__
+from rollway.errors import InvalidArgument, RollwayError, SchemaMismatch
+from rollway.integrations.ray.cluster import pickled
+from rollway.records import RecordServer
+from rollway.replay import TransitionBuffer
+from rollway.ring import Server
+from rollway.schema.leaves import Leaf
+from rollway.schema.pytree import Schema
+from rollway.transport import TcpEndpoint
+from rollway.transport.policies import OnFull
+from rollway.weights import WeightSync
+
+Kind = Literal["samples", "records"]
+
+
+@dataclass(frozen=True)
+class SegmentIdentity:
+    """A segment of the learner's machine. Another machine may have one of the same name."""
+
+    name: str
+    created_unix_ns: int
+
+    @classmethod
+    def of(cls, name: str) -> SegmentIdentity:
+        """That of a segment of this machine."""
+        return cls(name, Inspection(name).created_unix_ns)
+
+    def is_here(self) -> bool:
+        """Whether this process can open it."""
+        try:
+            return SegmentIdentity.of(self.name) == self
+        except RollwayError:
+            return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerEntry:
+    """One rank of a run."""
+
+    identity: str
+    """Random; another one for every learner."""
+    rank: int
+    world_size: int
+    kind: Kind
+    host: str
+    port: int
+    token: str | None = field(repr=False)
+    node_id: str
+    pid: int
+    version: str
+    """Rollway's."""
+    protocol: int
+    """That of the connection."""
+    leaves: list[tuple[str, tuple[Any, ...], Any]]
+    """Name, dimensions and dtype of each leaf. A process without the user's classes can read them."""
+    structure: bytes = field(repr=False)
+    """The example, pickled: `leaves` in the user's classes."""
+    on_full: OnFull
+    ring: SegmentIdentity | None
+    weights: SegmentIdentity | None
+    reconnect_timeout_s: float
+
+    @classmethod
+    def of(
+        cls,
+        server: Server | RecordServer,
+        way_in: TcpEndpoint,
+        weights: WeightSync | None,
+        *,
+        host: str,
+        node_id: str,
+        rank: int,
+        world_size: int,
+        reconnect_timeout_s: float,
+    ) -> LearnerEntry:
+        """That of a server of this process."""
+        schema = server.schema
+        forms = [_form(leaf) for leaf in schema.leaves]
+        example = schema.unflatten(forms) if isinstance(schema, Schema) else dict(zip(schema, forms, strict=True))
+        return cls(
+            identity=secrets.token_hex(8),
+            rank=rank,
+            world_size=world_size,
+            kind="samples" if isinstance(server, Server) else "records",
+            host=host,
+            port=way_in.port,
+            token=str(way_in.token),
+            node_id=node_id,
+            pid=os.getpid(),
+            version=__version__,
+            protocol=WIRE_PROTOCOL,
+            leaves=[(leaf.name, leaf.dims, leaf.dtype) for leaf in schema.leaves],
+            structure=pickled(example),
+            on_full=server.on_full,
+            ring=None if server.name is None else SegmentIdentity.of(server.name),
+            weights=None if weights is None else SegmentIdentity.of(weights.name),
+            reconnect_timeout_s=reconnect_timeout_s,
+        )
+
+    def without_secret(self) -> LearnerEntry:
+        """For processes that do not connect to the learner themselves."""
+        return replace(self, token=None)
+
+    def example(self) -> Any:
+        """What a client of this learner takes as its example or schema."""
+        try:
+            return pickle.loads(self.structure)
+        except Exception as error:  # the classes of the user may raise anything
+            raise SchemaMismatch(
+                f"the learner's example cannot be unpickled here ({type(error).__name__}: {error}). Install the module "
+                "of its classes on this node, or give the client an example: plane.client(example=…)"
+            ) from error
+
+    def plain_example(self) -> OrderedDict[str, Any]:
+        """The same leaves without the user's classes."""
+        return OrderedDict((name, (dims, dtype)) for name, dims, dtype in self.leaves)
+
+    @property
+    def place(self) -> str:
+        """Who this is, for messages."""
+        return f"pid {self.pid} on {self.host}"
+
+
+def check_server(server: object) -> Server | RecordServer:
+    """Refuses what workers on other nodes cannot send to."""
+    if isinstance(server, Server | RecordServer):
+        return server
+    if isinstance(server, TransitionBuffer):
+        raise InvalidArgument(
+            "a replay buffer takes transitions from its own machine only. Publish a Server, and add the transitions of "
+            "its batches to the buffer in the learner: buffer.add(**sample.batch)"
+        )
+    raise InvalidArgument(f"publish() takes a Server or a RecordServer, not {type(server).__name__}")
+
+
+def _form(leaf: Leaf) -> tuple[tuple[Any, ...], Any]:
+    return leaf.dims, leaf.dtype

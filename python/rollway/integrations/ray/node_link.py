@@ -1,0 +1,145 @@
+"""NodeLink: keeps one segment of this node connected to the learner of a run, also to the next one after a restart.
+
+A thread of the node's actor. It watches the registry, and does nothing per sample or version.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from rollway.errors import ConnectionClosedError, RollwayError, WaitTimeout
+from rollway.integrations.ray import cluster
+from rollway.integrations.ray.cluster import ActorGone, Looks
+from rollway.integrations.ray.learner_entry import LearnerEntry
+from rollway.integrations.ray.publication import registry_name
+from rollway.integrations.ray.registry import Status
+from rollway.weights import TcpWeights
+
+_FIRST_WAIT_S = 60.0
+_WATCH_S = 10.0  # how often the link looks after its own connection, while nothing changes at the learner
+_MAX_READERS = 1000
+
+
+class NodeLink(threading.Thread):
+    """What rings and weights have in common: who the learner is, and whether it is still there."""
+
+    def __init__(self, run: str, space: str, segment: str, ended: Callable[[NodeLink], None]) -> None:
+        super().__init__(name=f"rollway-link-{segment}", daemon=True)
+        self.segment = segment
+        self.opened: Future[str | RollwayError] = Future()
+        """The name of the segment, once workers can attach to it; or why there is none."""
+        self._run, self._space = run, space
+        self._ended = ended
+
+    def run(self) -> None:
+        """Until the run is over, or no learner came back in time."""
+        try:
+            self._keep()
+        except RollwayError as error:
+            self._say(error)
+        except Exception as error:
+            self._say(ConnectionClosedError(f"the forwarder of this node failed: {type(error).__name__}: {error}"))
+            raise
+        finally:
+            self._say(ConnectionClosedError(f"run {self._run!r} is over"))
+            self.close()
+            self._ended(self)
+
+    def _say(self, result: str | RollwayError) -> None:
+        if not self.opened.done():
+            self.opened.set_result(result)
+
+    def _keep(self) -> None:
+        entry = self._learner(_FIRST_WAIT_S)
+        while entry is not None:
+            self.connect(entry)
+            self._say(self.segment)
+            entry = self._next_learner(entry)
+
+    def _next_learner(self, entry: LearnerEntry) -> LearnerEntry | None:
+        """The learner that comes after this one; ``None`` when the run is over."""
+        present = Status("present", entry.identity)
+        while True:
+            status = self._ask("watch", entry.rank, present, timeout=_WATCH_S)
+            if status == present:
+                if self.is_over():
+                    return entry
+                continue
+            if status is not None and status.state == "over":
+                return None
+            found = self._learner(entry.reconnect_timeout_s)
+            if found is None or found.leaves != entry.leaves or found.kind != entry.kind:
+                return None
+            if found.identity != entry.identity:
+                return found
+
+    def _learner(self, timeout: float) -> LearnerEntry | None:
+        """The learner to connect to, with its secret; ``None`` when there is none in time."""
+        looks = Looks(timeout)
+        while looks.again():
+            found = self._ask(*self.source(), timeout=looks.left)
+            if isinstance(found, LearnerEntry):
+                return found
+        return None
+
+    def _ask(self, call: str, *arguments: Any, timeout: float) -> Any:
+        """The answer of the run's registry; ``None`` when it is gone."""
+        registry = cluster.find_actor(registry_name(self._run), self._space)
+        if registry is None:
+            return None
+        try:
+            return cluster.answer(getattr(registry, call).remote(*arguments, timeout), timeout)
+        except (ActorGone, WaitTimeout):
+            return None
+
+    def source(self) -> tuple[Any, ...]:
+        """The call of the registry that says from whom to fetch, or to whom to send."""
+        raise NotImplementedError
+
+    def connect(self, entry: LearnerEntry) -> None:
+        """Connects the segment to this learner, in place of the last one."""
+        raise NotImplementedError
+
+    def is_over(self) -> bool:
+        """Whether the connection was given up."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Ends the connection, and removes the segment."""
+        raise NotImplementedError
+
+
+class WeightsLink(NodeLink):
+    """The node's copy of the weights."""
+
+    _weights: TcpWeights | None = None
+
+    def source(self) -> tuple[Any, ...]:
+        """The learner itself."""
+        return "weights_from", cluster.node_id()
+
+    def connect(self, entry: LearnerEntry) -> None:
+        """Fetches from this learner."""
+        self.close()
+        self._weights = TcpWeights(
+            entry.host,
+            entry.port,
+            token=entry.token,
+            name=self.segment,
+            max_readers=_MAX_READERS,
+            on_close="wait",
+            reconnect_timeout_s=entry.reconnect_timeout_s,
+        )
+
+    def is_over(self) -> bool:
+        """Whether the connection was given up."""
+        return self._weights is None or self._weights.over
+
+    def close(self) -> None:
+        """Ends the connection. The last reader removes the copy."""
+        if self._weights is not None:
+            self._weights.close()
+            self._weights = None

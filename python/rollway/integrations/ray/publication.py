@@ -1,0 +1,208 @@
+"""publish: puts a learner under a name in the Ray namespace, with a way in for workers of all nodes."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from rollway.errors import ClusterUnavailable, InvalidArgument, RollwayError, RunNameTaken
+from rollway.integrations.ray import cluster
+from rollway.integrations.ray.cluster import ActorGone, Looks
+from rollway.integrations.ray.learner_entry import LearnerEntry, check_server
+from rollway.integrations.ray.lease import Lease
+from rollway.integrations.ray.registry import Registered, Registry
+from rollway.records import RecordServer
+from rollway.ring import Server
+from rollway.transport import TcpEndpoint, TcpTransport
+from rollway.transport.learner_end import EndsWithBlock
+from rollway.weights import WeightSync
+
+_log = logging.getLogger(__name__)
+_WITHDRAW_WAIT_S = 5.0
+
+
+def publish(
+    name: str,
+    server: Server | RecordServer | None = None,
+    weights: WeightSync | None = None,
+    *,
+    servers: Sequence[Server | RecordServer] | None = None,
+    rank: int = 0,
+    world_size: int | None = None,
+    host: str | None = None,
+    port: int = 0,
+    timeout_s: float = 60.0,
+    reconnect_timeout_s: float = 60.0,
+) -> Publication:
+    """Puts a learner under a name in the Ray namespace of this process: workers of any node `connect` to it.
+
+    It opens a port on the address of this node, with a random token. An actor without CPUs keeps the name, the address,
+    the token and the schema.
+
+    Args:
+        name: Of the run. One living learner has it, or one per rank.
+        server: Where the workers' samples or records go. It needs a `ShmTransport` for the workers of this node to
+            write into it directly.
+        weights: Give these to the workers.
+        servers: In place of ``server``: one for each rank of a learner with several ranks in this process. The first
+            one's port also gives the weights.
+        rank: The rank of this process, where each of ``world_size`` processes publishes its own server.
+        world_size: How many ranks there are.
+        host: The address to listen on, and to which workers connect. Left out, it is the node's, as Ray knows it.
+        port: The port to listen on; 0 takes a free one. Several ``servers`` take free ones.
+        timeout_s: How long to wait for the actor to start.
+        reconnect_timeout_s: When this process dies, how long the nodes keep what their workers have sent, and wait for
+            a learner that publishes under the same name and rank.
+
+    `RunNameTaken` says which process has the name. `ClusterUnavailable`: Ray is not initialised, or does not answer.
+    """
+    ray = cluster.initialised()
+    given = _given_servers(server, servers)
+    if servers is not None and (rank != 0 or world_size is not None or port != 0):
+        raise InvalidArgument("rank, world_size and port are for one server: leave them out with servers=[…]")
+    total = len(given) if world_size is None else world_size
+    if not 0 <= rank < total:
+        raise InvalidArgument(f"rank = {rank} is out of range: 0 to world_size - 1. Here world_size is {total}")
+    publication = Publication(name, timeout_s)
+    try:
+        for offset, one in enumerate(given):
+            publication._add(
+                one,
+                weights if offset == 0 else None,
+                (host or ray.util.get_node_ip_address(), port),
+                rank=rank + offset,
+                world_size=total,
+                reconnect_timeout_s=reconnect_timeout_s,
+            )
+    except BaseException:
+        publication.close()
+        raise
+    return publication
+
+
+class Publication(EndsWithBlock):
+    """What `publish` returns. The end of its ``with`` block withdraws the name and closes the port.
+
+    After an exception the name stays for ``reconnect_timeout_s``, as after a crash: a learner that publishes again
+    goes on with the workers that wait.
+    """
+
+    def __init__(self, name: str, timeout_s: float) -> None:
+        self.name = name
+        """That of the run."""
+        self._timeout_s = timeout_s
+        self._ranks: list[_PublishedRank] = []
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks that this process has published."""
+        return [rank.entry.rank for rank in self._ranks]
+
+    def _add(
+        self, server: Server | RecordServer, weights: WeightSync | None, address: tuple[str, int], **numbers: Any
+    ) -> None:
+        host, port = address
+        transport = TcpTransport(port, host, token=secrets.token_urlsafe(32), weights=weights)
+        way_in: Any = server.add_transport(transport)
+        try:
+            entry = LearnerEntry.of(server, way_in, weights, host=host, node_id=cluster.node_id(), **numbers)
+            self._ranks.append(_PublishedRank(self.name, entry, way_in, self._timeout_s))
+        except BaseException:
+            way_in.stop()
+            raise
+
+    def close(self) -> None:
+        """Withdraws the name, and closes the port. Workers get `ConnectionClosedError`. Safe to call twice."""
+        self._finish(failed=False)
+
+    def _finish(self, *, failed: bool) -> None:
+        for rank in self._ranks:
+            rank.end(withdraws=not failed)
+
+    def __repr__(self) -> str:
+        states = {("closed" if rank.ended else "published") for rank in self._ranks} or {"closed"}
+        return f"<rollway.integrations.ray.Publication {self.name!r} ranks={self.ranks} {'/'.join(sorted(states))}>"
+
+
+class _PublishedRank:
+    """One learner under the name; registers it again when the registry is lost."""
+
+    def __init__(self, run: str, entry: LearnerEntry, way_in: TcpEndpoint, timeout_s: float) -> None:
+        self.entry = entry
+        self.ended = False
+        self._run, self._space = run, cluster.namespace()
+        self._way_in = way_in
+        self._timeout_s = timeout_s
+        self._generation = 0
+        self._changing = threading.Lock()
+        self._lease = self._register()
+        self._keeper = threading.Thread(target=self._keep, name=f"rollway-publish-{run}", daemon=True)
+        self._keeper.start()
+
+    def end(self, *, withdraws: bool) -> None:
+        """Withdraws, or leaves the name as a death would; closes the port."""
+        with self._changing:
+            if self.ended:
+                return
+            self.ended = True
+        if withdraws:
+            self._lease.withdraw(_WITHDRAW_WAIT_S)
+        else:
+            self._lease.give_up()
+        self._way_in.stop()
+
+    def _keep(self) -> None:
+        """Waits for the end of the registry, and makes another one: in a thread."""
+        while True:
+            self._lease.wait()
+            with self._changing:
+                if self.ended:
+                    return
+                try:
+                    self._generation += 1
+                    self._lease = self._register()
+                except (RollwayError, OSError) as error:
+                    _log.error("run %r can no longer be found: its registry was lost, and %s", self._run, error)
+                    return
+
+    def _register(self) -> Lease:
+        """Finds or starts the registry, and takes the lease."""
+        looks = Looks(self._timeout_s)
+        why = "no answer"
+        while looks.again():
+            arguments = (self.entry.host,)
+            registry = cluster.start_actor(
+                Registry, registry_name(self._run), self._space, self.entry.node_id, arguments, max_restarts=0
+            )
+            try:
+                answer = cluster.answer(registry.register.remote(self.entry, self._generation), looks.left)
+                if isinstance(answer, Registered):
+                    self._generation = answer.generation
+                    return Lease(answer.host, answer.port, answer.key, max(looks.left, 1.0))
+            except (ActorGone, OSError) as gone:  # it was about to end: the next one is new
+                why = str(gone)
+                continue
+            raise RunNameTaken(
+                f"the name {self._run!r} is taken in the Ray namespace {self._space!r}: {answer}. Choose another name, "
+                "or end that learner"
+            )
+        raise ClusterUnavailable(
+            f"Ray did not start the registry of run {self._run!r} within {self._timeout_s} s ({why})"
+        )
+
+
+def registry_name(run: str) -> str:
+    """What the actor is called that keeps a run."""
+    return f"rollway:{run}"
+
+
+def _given_servers(server: Any, servers: Any) -> list[Server | RecordServer]:
+    if (server is None) == (servers is None):
+        raise InvalidArgument("give publish() one server, or servers=[…] with one per rank")
+    given = [server] if servers is None else list(servers)
+    if not given:
+        raise InvalidArgument("servers is empty: give one server per rank")
+    return [check_server(one) for one in given]

@@ -1,0 +1,232 @@
+"""Registry: what is known of a run, under its name: its learners, who of them lives, and the numbers of its workers.
+
+`publish` starts one per run, as an actor of Ray that takes no CPU. It knows by a lease (lease.py) which learners live.
+When it is lost, the learners start another one.
+
+```text
+             register                lease                     withdraw
+  (nothing) ──────────▶ expected ──────────▶ present ────────────────────────▶ over
+                            │ no lease          │ lease ends: the learner died
+                            ▼                   ▼            register
+                        (nothing)             lost ──────────────────────────▶ expected
+```
+
+It ends itself soon after the last learner withdrew, or ``reconnect_timeout_s`` after the last one died. It is plain
+asyncio, and imports ray only to end itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+import zlib
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from rollway._core import WIRE_PROTOCOL, __version__
+from rollway.integrations.ray.cluster import end_this_actor
+from rollway.integrations.ray.learner_entry import LearnerEntry
+from rollway.integrations.ray.lease import KEY_BYTES, PRESENT, WITHDRAWN, ask_when_silent
+
+_LEASE_WAIT_S = 10.0  # for the connection of a learner that has registered
+_OVER_LINGER_S = 2.0  # after the last learner has withdrawn, so that waiting calls get their answers
+_GENERATION_NUMBERS = 1 << 20  # numbers of workers for each registry of a run
+
+State = Literal["expected", "present", "lost", "over"]
+
+
+class Status(NamedTuple):
+    """How a rank is doing, as `Registry.watch` compares it."""
+
+    state: State | None
+    """``None``: this registry has never heard of it."""
+    identity: str | None
+
+
+class Registered(NamedTuple):
+    """What a learner gets that was let in."""
+
+    host: str
+    port: int
+    key: bytes
+    generation: int
+
+
+@dataclass
+class _Rank:
+    entry: LearnerEntry
+    key: bytes
+    state: State = "expected"
+    since: float = 0.0  # of this state, monotonic
+    workers: int = 0
+
+    @property
+    def status(self) -> Status:
+        return Status(self.state, self.entry.identity)
+
+
+class Registry:
+    """The actor. All calls return values; the caller raises, so that errors have no traceback of another process."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._server: asyncio.Server | None = None
+        self._ranks: dict[int, _Rank] = {}
+        self._world_size = 0
+        self._workers: dict[str | None, int] = {}  # the rank of each that did not choose one
+        self._generation = 0
+        self._next_number = 0
+        self._changed = asyncio.Event()
+        self._ending: asyncio.TimerHandle | None = None
+
+    async def speaks(self) -> tuple[str, int]:
+        """Rollway's version here, and its wire protocol. Every version has this call."""
+        return __version__, WIRE_PROTOCOL
+
+    async def register(self, entry: LearnerEntry, generation: int) -> Registered | str:
+        """Expects the lease of a learner, or says why not. ``generation``: above that of a registry that was lost."""
+        if self._world_size and self._any("present", "expected") and entry.world_size != self._world_size:
+            return f"its learners have world_size={self._world_size}, this one has {entry.world_size}"
+        known = self._ranks.get(entry.rank)
+        if known is not None and known.state in ("present", "expected") and known.entry.identity != entry.identity:
+            return f"its rank {entry.rank} is {known.entry.place}, since {time.monotonic() - known.since:.0f} s"
+        if self._server is None:
+            self._server = await asyncio.start_server(self._hold, self._host, 0)
+        if generation > self._generation:
+            self._generation, self._next_number = generation, generation * _GENERATION_NUMBERS
+        self._world_size = entry.world_size
+        rank = _Rank(entry, secrets.token_bytes(KEY_BYTES), workers=0 if known is None else known.workers)
+        rank.since = time.monotonic()
+        self._ranks[entry.rank] = rank
+        asyncio.get_running_loop().call_later(_LEASE_WAIT_S, self._forget_expected, rank)
+        return Registered(self._host, self._server.sockets[0].getsockname()[1], rank.key, self._generation)
+
+    async def learner(self, rank: int | None, timeout: float) -> LearnerEntry | str:
+        """A learner that is present, without its secret; ``rank=None``: any. Or why there is none in time."""
+        found = await self._when(lambda: self._find(rank), timeout)
+        return self._why_none(rank) if found is None else found.entry.without_secret()
+
+    async def join(
+        self, worker: str | None, rank: int | None, key: str | None, timeout: float
+    ) -> tuple[LearnerEntry, int] | str:
+        """The learner of a worker, without its secret, and the worker's number.
+
+        ``worker``: what Ray calls it, also after a restart. It keeps its rank, so that restarts do not crowd one.
+        """
+        if key is not None and await self._when(lambda: self._world_size or None, timeout):
+            rank = zlib.crc32(key.encode()) % self._world_size
+        found = await self._when(lambda: self._rank_for(worker) if rank is None else self._find(rank), timeout)
+        if found is None and rank is None:
+            found = self._least_busy()
+        if found is None:
+            return self._why_none(rank)
+        if rank is None and self._workers.get(worker) != found.entry.rank:
+            found.workers += 1
+            if worker is not None:
+                self._workers[worker] = found.entry.rank
+        self._next_number += 1
+        return found.entry.without_secret(), self._next_number - 1
+
+    async def way_in(self, rank: int, timeout: float) -> LearnerEntry | str:
+        """A learner with its secret, for a process that connects to it."""
+        found = await self._when(lambda: self._find(rank), timeout)
+        return self._why_none(rank) if found is None else found.entry
+
+    async def weights_from(self, node_id: str, timeout: float) -> LearnerEntry | str:
+        """From whom a node fetches the weights: the first rank that has some."""
+        found = await self._when(self._find_weights, timeout)
+        return "none of its learners has published weights" if found is None else found.entry
+
+    async def watch(self, rank: int, seen: Status, timeout: float) -> Status:
+        """The status of a rank, as soon as it is another than ``seen``."""
+
+        def status() -> Status:
+            return self._ranks[rank].status if rank in self._ranks else Status(None, None)
+
+        await self._when(lambda: status() != seen or None, timeout)
+        return status()
+
+    async def _hold(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Keeps the lease of a learner until it ends."""
+        with contextlib.closing(writer):
+            try:
+                key = await asyncio.wait_for(reader.readexactly(KEY_BYTES), _LEASE_WAIT_S)
+            except (asyncio.IncompleteReadError, TimeoutError, ConnectionError):
+                return
+            rank = next((rank for rank in self._ranks.values() if secrets.compare_digest(rank.key, key)), None)
+            if rank is None or rank.state != "expected":
+                return
+            ask_when_silent(writer.get_extra_info("socket"))
+            self._set(rank, "present")
+            said = b""
+            with contextlib.suppress(ConnectionError, OSError):
+                writer.write(PRESENT)
+                said = await reader.read(1)
+            self._set(rank, "over" if said == WITHDRAWN else "lost")
+
+    def _set(self, rank: _Rank, state: State) -> None:
+        rank.state, rank.since = state, time.monotonic()
+        self._notify()
+
+    def _forget_expected(self, rank: _Rank) -> None:
+        if rank.state == "expected" and self._ranks.get(rank.entry.rank) is rank:
+            del self._ranks[rank.entry.rank]
+            self._notify()
+
+    def _notify(self) -> None:
+        """Wakes what waits for a change, and ends this actor after a while if there is no learner."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+        if self._ending is not None:
+            self._ending.cancel()
+            self._ending = None
+        if not self._any("present", "expected"):
+            lost = [rank.entry.reconnect_timeout_s for rank in self._ranks.values() if rank.state == "lost"]
+            self._ending = asyncio.get_running_loop().call_later(max(lost, default=_OVER_LINGER_S), end_this_actor)
+
+    async def _when(self, look: Any, timeout: float) -> Any:
+        """What ``look`` returns as soon as that is not ``None``; ``None`` when the time is over."""
+        deadline = time.monotonic() + timeout
+        while (found := look()) is None:
+            changed = self._changed
+            try:
+                await asyncio.wait_for(changed.wait(), max(deadline - time.monotonic(), 0.0))
+            except TimeoutError:
+                return look()
+        return found
+
+    def _any(self, *states: State) -> bool:
+        return any(rank.state in states for rank in self._ranks.values())
+
+    def _find(self, rank: int | None) -> _Rank | None:
+        """That rank, if it is present; ``None``: any that is."""
+        return self._least_busy() if rank is None else self._present().get(rank)
+
+    def _rank_for(self, worker: str | None) -> _Rank | None:
+        """The rank that a worker had; for a new one, the rank with the fewest workers, once all of them were seen."""
+        kept = self._present().get(self._workers.get(worker, -1))
+        complete = self._world_size and len(self._ranks) == self._world_size and not self._any("expected")
+        return kept or (self._least_busy() if complete else None)
+
+    def _least_busy(self) -> _Rank | None:
+        return min(self._present().values(), key=lambda one: (one.workers, one.entry.rank), default=None)
+
+    def _present(self) -> dict[int, _Rank]:
+        return {number: rank for number, rank in self._ranks.items() if rank.state == "present"}
+
+    def _find_weights(self) -> _Rank | None:
+        having = [rank for rank in self._present().values() if rank.entry.weights is not None]
+        return min(having, key=lambda one: one.entry.rank, default=None)
+
+    def _why_none(self, rank: int | None) -> str:
+        asked = [one for one in self._ranks.values() if rank in (None, one.entry.rank)]
+        if rank is not None and self._world_size and not 0 <= rank < self._world_size:
+            return f"it has no rank {rank}: its ranks are 0 to {self._world_size - 1}"
+        what = "its learner" if rank is None else f"its rank {rank}"
+        if not asked:
+            return f"{what} has not been published"
+        last = max(asked, key=lambda one: one.since)
+        done = "has withdrawn" if last.state == "over" else "died" if last.state == "lost" else "is starting"
+        return f"{what} ({last.entry.place}) {done} {time.monotonic() - last.since:.0f} s ago"

@@ -1,0 +1,37 @@
+"""A Ray cluster of two nodes on this machine, for all tests of this folder: it takes seconds to start."""
+
+import os
+
+import pytest
+
+NAMESPACE = "rollway-tests"
+
+
+@pytest.fixture(scope="session")
+def ray_cluster():
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    os.environ["RAY_DEDUP_LOGS"] = "0"
+    quick = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 2, "include_dashboard": False, "_system_config": quick},
+    )
+    cluster.add_node(num_cpus=2, resources={"far": 100})
+    ray.init(address=cluster.address, namespace=NAMESPACE, log_to_driver=False)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.fixture
+def ray(ray_cluster):
+    import ray
+
+    return ray
+
+
+@pytest.fixture
+def address(ray_cluster):
+    return ray_cluster.address

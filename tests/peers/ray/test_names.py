@@ -1,0 +1,232 @@
+"""Names of runs: found, waited for, taken, withdrawn, and those whose learner is gone; each ends in time."""
+
+import contextlib
+import os
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import rollway
+from rollway.errors import InvalidArgument, LearnerUnreachable, ProtocolMismatch, RunNameTaken
+from rollway.integrations.ray import cluster, connect, publish
+from rollway.integrations.ray.publication import registry_name
+from tests.peers.ray.conftest import NAMESPACE
+from tests.support.processes import until
+
+EXAMPLE = {"x": np.zeros(2, np.float32)}
+
+LEARNER = """
+    import os, sys, ray, rollway, numpy as np
+    from rollway.integrations.ray import publish
+    ray.init(address=sys.argv[1], namespace=sys.argv[2], log_to_driver=False)
+    with rollway.Server({"x": np.zeros(2, np.float32)}, 1, rollway.ShmTransport()) as server:
+        with publish(sys.argv[3], server, reconnect_timeout_s=float(sys.argv[4])):
+            print("published", flush=True)
+            if sys.stdin.readline().strip() == "fail":
+                raise SystemExit(3)
+    print("withdrawn", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def learner(address, child):
+    """Starts a learner in a process of its own."""
+
+    def start(run, linger_s=60):
+        one = child(LEARNER, address, NAMESPACE, run, linger_s)
+        one.says("published")
+        return one
+
+    return start
+
+
+@pytest.fixture
+def server():
+    with rollway.Server(EXAMPLE, 1, rollway.ShmTransport()) as server:
+        yield server
+
+
+def task_sends(run, value):
+    with connect(run).client() as client:
+        client.send({"x": np.full(2, value, np.float32)})
+        client.wait()
+        return type(client).__name__
+
+
+def taken(server):
+    with server.sample(timeout=60) as sample:
+        return sample["x"][0, 0]
+
+
+def test_a_worker_that_is_there_first_waits_for_the_learner(ray, server, monkeypatch):
+    looked = threading.Event()
+
+    def look(*arguments, find=cluster.find_actor):
+        found = find(*arguments)
+        looked.set()
+        return found
+
+    monkeypatch.setattr(cluster, "find_actor", look)
+    with ThreadPoolExecutor() as pool:
+        early = pool.submit(task_sends, "early", 3)
+        assert looked.wait(30)
+        with publish("early", server):
+            assert taken(server) == 3
+            assert early.result(60) == "ShmClient"
+
+
+def test_a_name_that_nobody_has_published_is_an_error_in_time(ray):
+    with pytest.raises(LearnerUnreachable, match=r"run 'nobody' was not found within 0\.3 s: nothing is published"):
+        connect("nobody", 0.3)
+
+
+def test_a_name_is_taken_while_its_learner_lives(ray, server, learner):
+    other = learner("taken")
+    with pytest.raises(RunNameTaken, match=rf"'taken' is taken.*pid {other.pid} on "):
+        publish("taken", server)
+    other.tell()
+    other.says("withdrawn")
+    with publish("taken", server), connect("taken").client() as client:
+        client.send({"x": np.ones(2, np.float32)})
+        assert taken(server) == 1
+
+
+def test_a_killed_learner_is_reported_and_its_name_can_be_taken(ray, server, learner):
+    other = learner("killed")
+    plane = connect("killed", 0.5)
+    other.kill()
+    with pytest.raises(LearnerUnreachable, match=rf"its learner \(pid {other.pid} on .*\) died \d+ s ago"):
+        connect("killed", 0.5)
+    with pytest.raises(LearnerUnreachable, match="died"):
+        plane.client()
+    with publish("killed", server), plane.client() as client:  # the same plane finds the next learner
+        client.send({"x": np.ones(2, np.float32)})
+        assert taken(server) == 1
+
+
+def test_a_learner_that_fails_keeps_its_name_for_the_next_one(ray, server, learner):
+    other = learner("failed")
+    other.tell("fail")
+    other.process.wait()
+    with pytest.raises(LearnerUnreachable, match="died"):
+        connect("failed", 0.5)
+    with publish("failed", server):
+        assert connect("failed").kind == "samples"
+
+
+def test_the_registry_goes_with_the_last_learner(ray, server, learner):
+    def is_gone(run):
+        try:
+            ray.get_actor(registry_name(run))
+        except ValueError:
+            return True
+        return False
+
+    with publish("ends", server) as publication:
+        assert not is_gone("ends")
+    assert "closed" in repr(publication)
+    until(lambda: is_gone("ends"), 30)
+    learner("ends", 0.5).kill()
+    until(lambda: is_gone("ends"), 30)
+
+
+def test_learners_start_another_registry_when_it_is_lost(ray, server):
+    with publish("lost", server):
+        plane = connect("lost")
+        first = plane.client()
+        ray.kill(ray.get_actor(registry_name("lost")))
+        with first, plane.client() as second:
+            for client in (first, second):
+                client.send({"x": np.ones(2, np.float32)})
+            numbers = {int(server.sample(timeout=60).info.producer_ids[0]) for _ in range(2)}
+        assert len(numbers) == 2
+
+
+def test_a_forked_child_does_not_keep_the_name(ray, address, child):
+    forks = "child = os.fork() or signal.pause()"
+    code = LEARNER.replace('print("published"', f'import signal; {forks}; print(child, flush=True); print("published"')
+    one = child(code, address, NAMESPACE, "forked", 60)
+    orphan = int(one.line())
+    one.says("published")
+    one.kill()
+    try:
+        with pytest.raises(LearnerUnreachable, match="died"):
+            connect("forked", 0.5)
+    finally:
+        os.kill(orphan, signal.SIGKILL)
+
+
+def test_two_runs_do_not_meet(ray, server):
+    with rollway.Server(EXAMPLE, 1, rollway.ShmTransport()) as other, publish("one", server), publish("two", other):
+        task = ray.remote(num_cpus=0, resources={"far": 1})(task_sends)
+        ray.get([task.remote("one", 1), task.remote("two", 2)])
+        assert (taken(server), taken(other)) == (1, 2)
+
+
+def test_nothing_waits_for_cpus(ray, server):
+    class Idle:
+        def there(self):
+            return True
+
+    busy = [ray.remote(num_cpus=2)(Idle).remote() for _ in range(2)]
+    ray.get([one.there.remote() for one in busy])
+    with publish("full", server):
+        task = ray.remote(num_cpus=0, resources={"far": 1})(task_sends)
+        done = task.remote("full", 5)
+        assert taken(server) == 5
+        ray.get(done)
+    for one in busy:
+        ray.kill(one)
+
+
+def test_another_version_is_refused(ray, server, monkeypatch):
+    with publish("versions", server):
+        monkeypatch.setattr("rollway.integrations.ray.plane.WIRE_PROTOCOL", 99)
+        with pytest.raises(ProtocolMismatch, match=r"'versions' runs Rollway .* this process Rollway .* with 99"):
+            connect("versions")
+
+
+def test_a_process_without_ray_is_told_so(child):
+    one = child("""
+        import rollway, numpy as np
+        from rollway.integrations.ray import cluster, connect, publish
+        for call in (lambda: connect("x"), lambda: publish("x", None)):
+            try:
+                call()
+            except rollway.errors.ClusterUnavailable as error:
+                print(error)
+    """)
+    out, _ = one.ends()
+    assert out.count("Ray is not initialised in this process: call ray.init()") == 2
+
+
+def test_what_cannot_be_published_is_refused(ray, server):
+    with contextlib.closing(rollway.ReplayBuffer(8, 1, 1)) as replay:
+        with pytest.raises(InvalidArgument, match="a replay buffer takes transitions from its own machine only"):
+            publish("x", replay)
+    with pytest.raises(InvalidArgument, match="give publish"):
+        publish("x")
+    with pytest.raises(InvalidArgument, match="rank = 1 is out of range"):
+        publish("x", server, rank=1)
+    with pytest.raises(InvalidArgument, match="route is 'tcp'"):
+        connect("x", route="tcp")
+
+
+def test_records_reach_the_learner_from_its_node_and_from_others(ray):
+    def send(run, number):
+        with connect(run).client() as client:
+            client.send({"tokens": np.arange(number, dtype=np.int32)})
+            client.wait()
+            return type(client).__name__
+
+    with rollway.RecordServer({"tokens": "int32[*]"}, rollway.ShmTransport()) as server, publish("texts", server):
+        near = ray.remote(num_cpus=0)(send).remote("texts", 2)
+        far = ray.remote(num_cpus=0, resources={"far": 1})(send).remote("texts", 3)
+        assert sorted(len(server.read(timeout=60)["tokens"]) for _ in range(2)) == [2, 3]
+        assert ray.get([near, far])[1] == "TcpRecordClient"
+
+
