@@ -54,6 +54,8 @@ mod _core {
     #[pymodule_export]
     use super::net::connection::TcpConnection;
     #[pymodule_export]
+    use super::net::forwarder::Forwarder;
+    #[pymodule_export]
     use super::net::record_client::TcpRecordSender;
     #[pymodule_export]
     use super::net::sample_client::TcpSender;

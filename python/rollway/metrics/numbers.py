@@ -142,6 +142,23 @@ _TCP_CLIENT = {
     ),
 }
 
+_FORWARDER = {
+    **{key: _RING[key] for key in ("batch_size", "num_buffers")},
+    **_may_fall(
+        ready_samples="Committed samples that the forwarder has not taken.",
+        held_batches="Batches that are under way to the learner.",
+        held_samples="Samples in the batches that are under way to the learner.",
+    ),
+    **{key: _RING[key] for key in ("claimed_slots", "free_buffers")},
+    **_only_grow(blocked="How often a worker had to wait for room: when it grows, the link or the learner is slow."),
+    **{key: _RING[key] for key in ("dropped_oldest", "dropped_newest", "recovered_slots")},
+    **_only_grow(
+        reoffered_batches="Batches that an earlier forwarder had when it died.",
+        sent="Samples that were taken from the ring, by earlier forwarders of it, too.",
+    ),
+    **{key: number for key, number in _TCP_CLIENT.items() if key != "sent"},
+}
+
 _SEGMENT = {
     **_may_fall(
         segment_readable="Whether the segment can be looked at: 0 if it is damaged, or another version made it.",
@@ -207,6 +224,7 @@ GROUPS: dict[str, dict[str, Number]] = {
         learners_died="Learners that died without closing, until another learner takes their seat.",
     ),
     "A client over TCP": _TCP_CLIENT,
+    "A forwarder": _FORWARDER,
     "A client of records over TCP": _may_fall(lane_bytes="Bytes of the largest record that the learner takes."),
     "Weights": {
         **_only_grow(version="The latest version that was published."),
@@ -263,6 +281,7 @@ STATS = {
     "ShmRecordClient": ("Records", "A client in shared memory", "The learners of records"),
     "TcpClient": ("A client over TCP",),
     "TcpRecordClient": ("A client over TCP", "A client of records over TCP"),
+    "Forwarder": ("A forwarder",),
     "RolloutRingBuffer": ("A ring",),
     "SharedWeightSync": ("Weights",),
     "TcpWeights": ("Weights over TCP",),

@@ -74,11 +74,6 @@ impl Consumer {
         (bytes, is_used)
     }
 
-    /// Counts an attempt to connect (F5).
-    pub fn next_attempt(&self) -> u32 {
-        self.forwarding().attempts.fetch_add(1, Ordering::Relaxed).saturating_add(1)
-    }
-
     /// Gives the samples of a batch their numbers (F2, F3).
     pub fn number<C: Deref<Target = Consumer>>(&self, batch: &Batch<C>, first: u64) {
         let (number, buffer) = batch.number();
@@ -158,7 +153,7 @@ impl Consumer {
         idle.map_err(|d| self.ring().damaged(d))
     }
 
-    /// Sleeps until something can be taken, another thread calls [`wake`](Self::wake), or `limit` is over; takes back what the dead
+    /// Sleeps until something can be taken, another thread calls [`wake_consumers`](Ring::wake_consumers), or `limit` is over; takes back what the dead
     /// hold, now and then.
     pub fn sleep(&self, ticket: u32, limit: Option<Duration>, poll: &mut LivenessPoll) -> Result<()> {
         let _waiting = self.seat.waits(Activity::WaitData);
@@ -175,11 +170,6 @@ impl Consumer {
         Ok(())
     }
 
-    /// Ends the sleep of other threads.
-    pub fn wake(&self) {
-        self.ring().protocol().control.readable.notify_if_waiting();
-    }
-
     /// How many batches this consumer has taken and not released.
     pub fn held(&self) -> usize {
         self.seat.owner().map_or(0, |owner| self.ring().protocol().held_by(owner))
@@ -187,6 +177,16 @@ impl Consumer {
 }
 
 impl Ring {
+    /// Ends the [`sleep`](Consumer::sleep) of consumers.
+    pub fn wake_consumers(&self) {
+        self.protocol().control.readable.notify_if_waiting();
+    }
+
+    /// Counts an attempt to connect (F5).
+    pub fn next_attempt(&self) -> u32 {
+        self.protocol().control.forwarding.attempts.fetch_add(1, Ordering::Relaxed).saturating_add(1)
+    }
+
     /// The number of the batch that is being filled.
     pub fn newest_batch(&self) -> BatchNo {
         self.protocol().open().batch

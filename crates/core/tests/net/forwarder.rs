@@ -228,13 +228,13 @@ fn restarted(on_restart: OnRestart) -> (Vec<u64>, u64, u64) {
     assert!(eventually(|| first.server.stats().waited > 0 && first.server.stats().samples == 2));
     proxy.redirect(second.server.port());
     proxy.cut();
-    assert!(eventually(|| forwarder.stats().client.connects == 2));
+    assert!(eventually(|| forwarder.stats().connects == 2));
     (8..12).for_each(|value| send(&worker, value));
     let mut values = Vec::new();
     while values.last() != Some(&11) {
         values.extend(take(&second).into_iter().map(|(_, value)| value));
     }
-    let stats = forwarder.stats().client;
+    let stats = forwarder.stats();
     forwarder.close(soon()).unwrap();
     (values, stats.dropped, stats.resent)
 }

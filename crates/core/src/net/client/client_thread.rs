@@ -46,8 +46,7 @@ impl<'a> ClientThread<'a> {
     fn try_connect(&mut self, deadline: Instant) -> Result<(), Disconnect> {
         let shared = self.shared;
         self.contact.attempts += 1;
-        let ring = shared.ring.as_ref().and_then(|ring| ring.consumer.upgrade());
-        let attempt = ring.map_or(self.contact.attempts, |ring| ring.next_attempt());
+        let attempt = shared.ring.as_ref().map_or(self.contact.attempts, |node| node.ring.next_attempt());
         // Once only: to a learner that knows us after all, such a hello would be wrong.
         let anew = std::mem::take(&mut self.anew);
         let hello = {
@@ -85,7 +84,7 @@ impl<'a> ClientThread<'a> {
 
     /// Whether a client that was welcomed, perhaps in an earlier process, waits for the next learner when this one ends.
     fn outlives_learners(&self) -> bool {
-        let is_resumed = self.shared.ring.as_ref().is_some_and(|ring| ring.is_resumed);
+        let is_resumed = self.shared.ring.as_ref().is_some_and(|node| node.is_resumed);
         (self.contact.welcomed || is_resumed) && self.shared.on_restart != OnRestart::Raise
     }
 

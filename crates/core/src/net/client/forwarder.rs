@@ -23,9 +23,8 @@ use super::shared::{NodeRing, Shared};
 use super::spec::TcpClientSpec;
 use crate::error::{Error, Result};
 use crate::net::wire::limits::{MAX_FRAME_BYTES, MAX_FRAME_ROWS, MAX_SAMPLE_BYTES, check_at_most};
-use crate::net::wire::stats::ClientStats;
 use crate::net::wire::token::random;
-use crate::ring::{Consumer, Contents, Deadline, Ring, RingSpec, Totals};
+use crate::ring::{Consumer, Deadline, Ring, RingSpec};
 use crate::sys::sync::{AtomicBool, Ordering};
 use crate::sys::thread::OwnedThread;
 use std::ops::Deref;
@@ -44,14 +43,6 @@ pub struct Forwarder {
     ring: Arc<Ring>,
     taker: OwnedThread,
     leaves_ring: Arc<AtomicBool>,
-}
-
-/// What is in the ring, and what happened to it and on the way.
-#[derive(Debug, Clone, Copy)]
-pub struct ForwarderStats {
-    pub contents: Contents,
-    pub totals: Totals,
-    pub client: ClientStats,
 }
 
 impl Forwarder {
@@ -74,7 +65,7 @@ impl Forwarder {
         let sample_bytes = ring.leaf_bytes.iter().sum::<usize>().max(1);
         let capacity = (MAX_FRAME_BYTES / sample_bytes).clamp(1, MAX_FRAME_ROWS);
         let layout = Layout::forwarded(ring.leaf_bytes, capacity);
-        let node_ring = NodeRing { consumer: Arc::downgrade(&consumer), is_resumed };
+        let node_ring = NodeRing { ring: consumer.ring().clone(), is_resumed };
         let leaves_ring = Arc::new(AtomicBool::new(true));
         // Both threads run before batches are taken: what fails after that would let go of them.
         let begin = |shared: &Arc<Shared>, outbound: &mut Outbound| {
@@ -153,7 +144,14 @@ impl Forwarder {
         closed
     }
 
-    /// Ends the threads.
+    /// Ends as if this process had been killed: what is in the ring stays there for the next forwarder. Without samples or workers,
+    /// the name goes. Idempotent.
+    pub fn abandon(&self) {
+        if self.check_process().is_ok() {
+            self.end();
+        }
+    }
+
     fn end(&self) {
         self.client.end();
         self.client.shared.notify();
@@ -180,14 +178,6 @@ impl Forwarder {
             samples: self.ring.census().committed(),
         }
     }
-
-    pub fn stats(&self) -> ForwarderStats {
-        ForwarderStats {
-            contents: self.ring.census(),
-            totals: self.ring.totals(),
-            client: self.client.stats(),
-        }
-    }
 }
 
 impl Deref for Forwarder {
@@ -199,10 +189,7 @@ impl Deref for Forwarder {
 }
 
 impl Drop for Forwarder {
-    /// What is in the ring stays there.
     fn drop(&mut self) {
-        if self.client.check_process().is_ok() {
-            self.end();
-        }
+        self.abandon();
     }
 }

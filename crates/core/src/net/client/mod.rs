@@ -30,7 +30,7 @@ mod sample_client;
 mod shared;
 mod spec;
 
-pub use forwarder::{Forwarder, ForwarderStats};
+pub use forwarder::Forwarder;
 pub use handle::Client;
 pub use record_client::TcpRecordClient;
 pub use sample_client::TcpClient;

@@ -8,9 +8,9 @@ use crate::error::{Error, Result};
 use crate::net::wire::frame::LearnerStatus;
 use crate::net::wire::stats::ClientCounters;
 use crate::policies::OnRestart;
-use crate::ring::Consumer;
+use crate::ring::Ring;
 use crate::sys::thread::lock;
-use std::sync::{Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// What the client's thread and its callers share.
 #[derive(Debug)]
@@ -18,7 +18,7 @@ pub struct Shared {
     pub connector: Connector,
     pub schema: Vec<u8>,
     pub session: [u8; 16],
-    /// Of a forwarder: the ring in which its session is kept. Its handle owns it.
+    /// Of a forwarder: the ring in which its session is kept.
     pub ring: Option<NodeRing>,
     pub on_restart: OnRestart,
     pub state: Mutex<State>,
@@ -28,7 +28,7 @@ pub struct Shared {
 /// The ring that a forwarder empties, for the thread that connects.
 #[derive(Debug)]
 pub struct NodeRing {
-    pub consumer: Weak<Consumer>,
+    pub ring: Arc<Ring>,
     /// An earlier forwarder has used the session.
     pub is_resumed: bool,
 }
@@ -71,8 +71,8 @@ impl Shared {
     /// Wakes the callers that wait, and the thread that takes batches.
     pub fn notify(&self) {
         self.connector.progress.notify_if_waiting();
-        if let Some(consumer) = self.ring.as_ref().and_then(|ring| ring.consumer.upgrade()) {
-            consumer.wake();
+        if let Some(node) = &self.ring {
+            node.ring.wake_consumers();
         }
     }
 
