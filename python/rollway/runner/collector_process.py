@@ -55,6 +55,7 @@ class CollectorProcess(SupervisedCollector):
     def start(self) -> None:
         """Spawns its process."""
         self._reports, their_reports = _spawn.Pipe(duplex=False)
+        os.set_blocking(their_reports.fileno(), False)  # `Collector.report` never waits
         self._errors, their_errors = _spawn.Pipe(duplex=False)
         self._parent_pipe = ParentPipe(*_spawn.Pipe(duplex=False))
         self._began, self._is_silent = None, False

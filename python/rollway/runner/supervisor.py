@@ -13,10 +13,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from multiprocessing.connection import wait
-from typing import Any
+from typing import Any, Protocol
 
 from rollway.errors import CollectorError, InvalidArgument
-from rollway.runner.collector import LONGEST_WAIT_S, CollectorTarget
+from rollway.runner.collector import LONGEST_WAIT_S, CollectorTarget, StopFlag
 from rollway.runner.collector_error import OomKills
 from rollway.runner.collector_process import CollectorProcess, make_stop_flag
 from rollway.runner.restart_policy import RestartCount, RestartPolicy
@@ -24,6 +24,32 @@ from rollway.runner.supervised_collector import Reports, SupervisedCollector
 
 _log = logging.getLogger("rollway.collectors")
 _MAX_REPORTS = 10_000
+
+
+class LearnerStopFlag(Protocol):
+    """The learner's end of what tells collectors to stop: a `StopFlag`, or one that reaches other machines."""
+
+    def is_set(self) -> bool:
+        """Whether they were told."""
+        ...
+
+    def set(self) -> None:
+        """Tells them."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of it, when all are gone."""
+        ...
+
+
+class Placement(Protocol):
+    """Where collectors run, if not in processes of this machine: `rollway.integrations.ray.RayPlacement` is one."""
+
+    def supervisor(
+        self, policy: RestartPolicy | None, *, stop_timeout_s: float, kill_timeout_s: float
+    ) -> CollectorSupervisor:
+        """What starts, watches and ends the collectors there."""
+        ...
 
 
 class CollectorSupervisor:
@@ -37,14 +63,20 @@ class CollectorSupervisor:
         policy: What to do when one dies.
         stop_timeout_s: How long collectors have to return once they are told to stop.
         kill_timeout_s: How long they have after SIGTERM, before SIGKILL.
+        stop_flag: What tells them to stop; that of processes when left out.
     """
 
     def __init__(
-        self, policy: RestartPolicy | None = None, *, stop_timeout_s: float = 10.0, kill_timeout_s: float = 5.0
+        self,
+        policy: RestartPolicy | None = None,
+        *,
+        stop_timeout_s: float = 10.0,
+        kill_timeout_s: float = 5.0,
+        stop_flag: LearnerStopFlag | None = None,
     ) -> None:
         self._policy = policy or RestartPolicy.never()
         self._stop_timeout_s, self._kill_timeout_s = stop_timeout_s, kill_timeout_s
-        self._stop_flag = make_stop_flag()
+        self._stop_flag = stop_flag or make_stop_flag()
         self._oom_kills = OomKills.count()
         self._children: list[SupervisedCollector] = []
         self._reports: Reports = deque(maxlen=_MAX_REPORTS)
@@ -60,8 +92,9 @@ class CollectorSupervisor:
             raise InvalidArgument("these collectors were stopped: make a new runner")
         if count < 1:
             raise InvalidArgument(f"the number of collectors is {count}: at least 1")
+        make = self._maker(target, args, kwargs)
         for _ in range(count):
-            child = self._make(len(self._children), CollectorTarget(target, args, kwargs))
+            child = make(len(self._children))
             self._children.append(child)
             try:
                 child.start()
@@ -69,9 +102,13 @@ class CollectorSupervisor:
                 if not child.is_running:
                     self._children.remove(child)  # It did not start: the next attempt uses its number again.
 
-    def _make(self, index: int, target: CollectorTarget) -> SupervisedCollector:
-        """One collector, not started."""
-        return CollectorProcess(index, self._stop_flag, target, RestartCount(self._policy), self._oom_kills)
+    def _maker(
+        self, target: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[[int], SupervisedCollector]:
+        """Makes collectors by their numbers, not started."""
+        stop, call = self._stop_flag, CollectorTarget(target, args, kwargs)
+        assert isinstance(stop, StopFlag)
+        return lambda index: CollectorProcess(index, stop, call, RestartCount(self._policy), self._oom_kills)
 
     @property
     def alive(self) -> int:

@@ -225,7 +225,7 @@ def test_the_end_of_the_interpreter_closes_every_runner_even_when_one_fails():
     for runner in runners:
         runner.own(Failing())
     with pytest.raises(RuntimeError, match="this one cannot be closed"):
-        runner_module._close_all()
+        runner_module.close_all()
     assert all(repr(runner).endswith("closed>") for runner in runners)
 
 

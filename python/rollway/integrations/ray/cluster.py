@@ -32,6 +32,12 @@ def initialised() -> Any:
     return ray
 
 
+def is_initialised() -> bool:
+    """Whether this process is a part of a cluster now."""
+    ray: Any = import_module("ray")
+    return bool(ray.is_initialized())
+
+
 def node_id() -> str:
     """The node of this process."""
     return initialised().get_runtime_context().get_node_id()
