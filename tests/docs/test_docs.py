@@ -125,6 +125,7 @@ def test_weights_are_published_as_their_page_says():
     names = execute("docs/weights.md", 0)
     assert names["version"] == 3 and (names["mine"]["w"] == 1).all() and (names["mine"]["b"] == 3).all()
     assert execute("docs/weights.md", 1)["version"] == 1
+    assert execute("docs/weights.md", 2)["version"] == 2
 
 
 def test_the_page_on_records_runs(capsys, name):
@@ -312,7 +313,7 @@ def test_every_block_is_run():
         "docs/restarts.md": 1,  # in tests/process/ring/test_ctrl_c.py
         "docs/net.md": 1,
         "docs/replay.md": 1,
-        "docs/weights.md": 2,
+        "docs/weights.md": 3,
         "docs/records.md": 3,
         "docs/atropos.md": 2,
         "docs/vector_env.md": 4,

@@ -26,6 +26,7 @@ from rollway.algorithms.settings import AppoSettings, SacSettings
 from rollway.errors import InvalidArgument
 from rollway.runner.restart_policy import RestartPolicy
 from rollway.runner.runner import Runner
+from rollway.runner.supervisor import Placement
 from rollway.weights.weight_sync import WeightSync
 
 _RESTART = RestartPolicy.always(backoff_s=0.2, backoff_cap_s=5.0)
@@ -46,6 +47,7 @@ class AlgorithmRunner(Runner):
         restart: What to do when a collector dies. By default a killed collector is always restarted, and an exception
             of a collector is raised here.
         on_progress: Called with plain numbers after every iteration.
+        placement: Where the collectors run, if not in processes of this machine; see `Runner`. For APPO.
     """
 
     _algorithm: Algorithm
@@ -67,6 +69,7 @@ class AlgorithmRunner(Runner):
         num_collectors: int = 2,
         restart: RestartPolicy | None = None,
         on_progress: Callable[[Mapping[str, float]], None] | None = None,
+        placement: Placement | None = None,
     ) -> None:
         if num_collectors < 1 or num_envs % num_collectors:
             raise InvalidArgument(f"num_envs = {num_envs} cannot be shared equally by {num_collectors} collectors")
@@ -79,6 +82,7 @@ class AlgorithmRunner(Runner):
             num_envs=num_envs,
             restart=restart or _RESTART,
             on_progress=on_progress,
+            placement=placement,
         )
         self.env_name = env_name
         self.env_cfg_overrides = dict(env_cfg_overrides or {})

@@ -27,7 +27,7 @@ from rollway.algorithms.runner import AlgorithmRunner
 from rollway.algorithms.sac_collector import Report, blank_report, collect
 from rollway.algorithms.sac_learner import SacLearner
 from rollway.algorithms.settings import SacSettings
-from rollway.errors import WaitTimeout
+from rollway.errors import InvalidArgument, WaitTimeout
 from rollway.replay.buffer import TransitionBuffer
 from rollway.replay.pipeline import ReplayPipeline
 from rollway.ring.server import Server
@@ -98,6 +98,11 @@ class SacRunner(AlgorithmRunner):
     _settings_class = SacSettings
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("placement") is not None:
+            raise InvalidArgument(
+                "SAC's collectors run on the learner's machine: they add to its replay buffer, which takes nothing from "
+                "other nodes yet. Leave out placement (or --ray), or train with APPO"
+            )
         super().__init__(*args, **kwargs)
         s, env = self.settings, self.env
         self.learner = SacLearner(env, s, self.device)

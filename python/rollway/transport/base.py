@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from rollway._core import Consumer, Plan, Producer, RecordConsumer, RecordPlan, RecordProducer, Weights
+from rollway._core import (
+    Consumer,
+    Plan,
+    Producer,
+    RecordConsumer,
+    RecordPlan,
+    RecordProducer,
+    WeightMirror,
+    Weights,
+)
 from rollway.errors import ForeignSchema, SchemaMismatch
 from rollway.schema.pytree import Schema
 from rollway.schema.record import RecordSchema
@@ -71,15 +80,15 @@ class WeightLeaves(Protocol):
 
 
 class WeightOutlet:
-    """What a transport needs of a learner's weights to give them to remote workers."""
+    """What a transport needs of weights, or of a copy of them, to give them to remote workers."""
 
-    def __init__(self, weights: Weights, tree: WeightLeaves) -> None:
+    def __init__(self, weights: Weights | WeightMirror, tree: WeightLeaves) -> None:
         self.weights = weights
         self.tree = tree
 
 
 class WeightSource(Protocol):
-    """Weights that a transport can give to remote workers: a `WeightSync`."""
+    """Weights that a transport can give to remote workers: a `WeightSync`, or `TcpWeights`."""
 
     def outlet(self) -> WeightOutlet:
         """What the transport needs of them."""

@@ -171,6 +171,14 @@ class Forwarder:
             )
             raise
 
+    def abandon(self) -> None:
+        """Ends at once, as a death of this process would: the ring stays, for the workers and the next forwarder."""
+        self._end()
+
+    def discard(self) -> None:
+        """Ends at once, and removes the ring with what the learner does not have. Workers get an error."""
+        self._core.discard()
+
     def stats(self) -> dict[str, int]:
         """Plain numbers: what is in the ring, what was sent, and over how many connections."""
         return self._core.stats()

@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
+from collections.abc import Callable
 from typing import Any, Literal
 
 from rollway._core import WeightMirror
 from rollway.errors import InvalidArgument
 from rollway.schema.pytree import explained
-from rollway.transport.tcp_options import TcpOptions
+from rollway.transport.base import WeightOutlet
+from rollway.transport.server_base import close_all
+from rollway.transport.tcp import TcpEndpoint, TcpTransport
+from rollway.transport.tcp_options import TcpOptions, token_bytes
 from rollway.weights.reading import WeightReading
 from rollway.weights.tree import WeightTree
 from rollway.weights.weight_sync import WeightSync, check_threads
@@ -33,11 +37,15 @@ class TcpWeights(WeightReading):
     learner's first version, and ``since`` with an old number copies everything. Readers that attached by name get
     `ConnectionClosedError`, and have to attach again.
 
+    Other hosts can fetch from this copy in place of the learner (`serve`), so that the learner sends each version to a
+    few hosts and not to all. When the server that this copy fetches from is gone, `redirect` names another one.
+
     Threads may share it. A forked child has to make its own, or attach by name.
 
     Args:
-        host: The learner's host.
-        port: The learner's `Server.port` (of a `TcpTransport` with ``weights=``), or that of `WeightSync.serve`.
+        host: The learner's host, or that of a copy.
+        port: The learner's `Server.port` (of a `TcpTransport` with ``weights=``), or that of `WeightSync.serve`, or of
+            `serve` of a copy.
         token: The learner's token. A worker of the learner's own user, on loopback, may leave out an automatic one: it
             is read from a file of this user, anew with each connection.
         ca: The certificate of the authority that signed the learner's, or the learner's own if it is self-signed (a PEM
@@ -53,7 +61,7 @@ class TcpWeights(WeightReading):
         max_readers: How many handles may be attached by name at once.
         threads: How many threads copy large weights. Left out: as many as this process may use, at most four.
         on_close: What to do when the learner closes its weights, as it does when it ends with an exception: ``"raise"``
-            from `wait_for_version`, or ``"wait"`` for the next learner on this address, at most
+            from `wait_for_version`, or ``"wait"`` for the next learner on this address, or for a `redirect`, at most
             ``reconnect_timeout_s``. A learner that is killed is waited for in any case.
         connect_timeout_s: How long to wait for the learner to appear.
         reconnect_timeout_s: How long to try again after a connection was lost.
@@ -106,18 +114,19 @@ class TcpWeights(WeightReading):
                 wanted=None if mine is None else mine.text,
                 max_bytes=max_bytes,
                 max_buffers=max_buffers,
-                max_peers=max_readers + 3,  # the receiver, this handle, and its successor
+                max_peers=min(max_readers + 4, 1024),  # the receiver, this handle, its successor, and a server
                 threads=threads,
                 on_close=on_close,
                 options=options,
             )
         # Also at interpreter exit, before the thread would be cut off in the middle.
-        self._end = weakref.finalize(self, self._core.close)
+        self._closers: list[Callable[[], None]] = [self._core.close]
+        self._end = weakref.finalize(self, close_all, self._closers)
         self._tree = WeightTree.from_text(self._core.schema)
 
     @property
     def address(self) -> str:
-        """``host:port`` of the learner."""
+        """``host:port`` of the learner, or of the copy that this one fetches from."""
         return self._core.address
 
     @property
@@ -156,6 +165,40 @@ class TcpWeights(WeightReading):
         began anew since this handle last returned a number, the first version of the new learner ends the wait.
         """
         return self._core.wait_for_version(version, timeout)
+
+    def serve(self, transport: TcpTransport) -> TcpEndpoint:
+        """Gives this copy to other hosts, which fetch it with `TcpWeights` as they would from the learner.
+
+        They get the learner's version numbers, whole versions, and only leaves that changed. A version goes on as soon
+        as it is here. When the learner begins anew, they follow. When it closes its weights, they get the last version
+        and then the end. Until the endpoint is stopped, or this handle closed; then they connect again, and can be
+        redirected.
+
+        ``TcpTransport(port, weights=copy)`` gives it out beside a server of samples or records, on one port.
+
+        >>> import numpy as np, rollway
+        >>> with WeightSync.from_state_dict({"w": np.ones(2)}) as sync, sync.serve(TcpTransport()) as learner:
+        ...     with TcpWeights("localhost", learner.port) as node, node.serve(TcpTransport()) as endpoint:
+        ...         with TcpWeights("localhost", endpoint.port) as other_node:
+        ...             other_node.wait_for_version(1), other_node.read_weights()
+        (1, {'w': array([1., 1.])})
+        """
+        endpoint = transport.start(self.outlet())
+        self._closers.insert(0, endpoint.stop)
+        return endpoint
+
+    def outlet(self) -> WeightOutlet:
+        """What a transport needs to give this copy to others."""
+        return WeightOutlet(self._core, self._tree)
+
+    def redirect(self, host: str, port: int, token: str | bytes | None = None) -> None:
+        """Fetches from another server of the same weights from now on: the learner, or a copy of it. Returns at once.
+
+        The local copy stays, with its name, its readers and those that fetch from it. Only what changed since its
+        version is fetched. A copy that lags behind is waited for; one of an earlier learner is not read. Left out, the
+        token is the one used so far. Raises `ConnectionClosedError` when nothing more will come to this handle.
+        """
+        self._core.redirect(host, port, token_bytes(token))
 
     def stats(self) -> dict[str, int]:
         """Plain numbers: ``connects`` and ``failed_connects``; ``versions`` that came whole, ``voids`` that the learner

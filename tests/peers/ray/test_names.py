@@ -228,5 +228,3 @@ def test_records_reach_the_learner_from_its_node_and_from_others(ray):
         far = ray.remote(num_cpus=0, resources={"far": 1})(send).remote("texts", 3)
         assert sorted(len(server.read(timeout=60)["tokens"]) for _ in range(2)) == [2, 3]
         assert ray.get([near, far])[1] == "TcpRecordClient"
-
-

@@ -143,3 +143,25 @@ def test_every_number_is_documented(server, name):
     with Forwarder(name, EXAMPLE, "localhost", server.port) as forwarder:
         documented = {key for group in STATS["Forwarder"] for key in GROUPS[group]}
         assert set(forwarder.stats()) == documented
+
+
+def test_a_forwarder_that_is_discarded_ends_its_workers(server, name):
+    forwarder = Forwarder(name, EXAMPLE, "localhost", server.port, rows=4)
+    with rollway.ShmClient(name, EXAMPLE) as worker:
+        worker.send(sample(0))
+        forwarder.discard()
+        with pytest.raises(rollway.ConnectionClosedError):
+            worker.send(sample(1))
+    forwarder.discard()
+    assert forwarder.over
+
+
+def test_a_forwarder_that_is_abandoned_leaves_the_ring_to_the_next(server, name):
+    forwarder = Forwarder(name, EXAMPLE, "localhost", server.port, rows=4)
+    with rollway.ShmClient(name, EXAMPLE, producer_id=1) as worker:
+        worker.send(sample(0))
+        forwarder.wait(timeout=20)
+        forwarder.abandon()
+        worker.send(sample(1))
+        with Forwarder(name, EXAMPLE, "localhost", server.port, rows=4):
+            assert steps_of(server, 2) == {1: [0, 1]}

@@ -17,7 +17,9 @@ pub mod wire;
 
 pub use client::{Client, Forwarder, TcpClient, TcpClientSpec, TcpRecordClient, WeightMirrorSpec};
 pub use mirror::WeightMirror;
-pub use server::{Feed, Ingress, RecordIngress, Refused, SampleIngress, TcpServer, TcpServerSpec};
+pub use server::{
+    Feed, Ingress, RecordIngress, Refused, SampleIngress, TcpServer, TcpServerSpec, WeightOutlet,
+};
 pub use wire::limits::{FRAME_BYTES, MAX_FRAME_BYTES, MAX_FRAME_RECORDS, MAX_FRAME_ROWS, MAX_SAMPLE_BYTES};
 pub use wire::stats::{ClientStats, ServerStats};
 pub use wire::tls::{ClientTls, ServerTls};

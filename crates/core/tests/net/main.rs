@@ -13,6 +13,7 @@ mod harness;
 
 mod forwarder;
 mod frame;
+mod mirror_chain;
 mod pressure;
 mod records;
 mod restarts;

@@ -17,16 +17,16 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// In words: one larger than a header, one of nothing, one of a single word.
-const SMALL: [usize; 3] = [13, 0, 1];
+pub const SMALL: [usize; 3] = [13, 0, 1];
 
 /// Weights with a server in front of them.
-struct Origin {
-    server: TcpServer,
-    writer: Writer,
-    words: [usize; 3],
+pub struct Origin {
+    pub server: TcpServer,
+    pub writer: Writer,
+    pub words: [usize; 3],
 }
 
-fn spec<'a>(name: Option<&'a str>, leaf_bytes: &'a [usize; 3]) -> WeightsSpec<'a> {
+pub fn spec<'a>(name: Option<&'a str>, leaf_bytes: &'a [usize; 3]) -> WeightsSpec<'a> {
     WeightsSpec {
         name,
         auto_named: false,
@@ -38,16 +38,16 @@ fn spec<'a>(name: Option<&'a str>, leaf_bytes: &'a [usize; 3]) -> WeightsSpec<'a
     }
 }
 
-fn bytes_of(words: [usize; 3]) -> [usize; 3] {
+pub fn bytes_of(words: [usize; 3]) -> [usize; 3] {
     words.map(|words| words * 8)
 }
 
 impl Origin {
-    fn new(words: [usize; 3]) -> Origin {
+    pub fn new(words: [usize; 3]) -> Origin {
         Origin::with(&spec(None, &bytes_of(words)), TcpServerSpec::default())
     }
 
-    fn with(weights: &WeightsSpec<'_>, server: TcpServerSpec) -> Origin {
+    pub fn with(weights: &WeightsSpec<'_>, server: TcpServerSpec) -> Origin {
         let writer = Writer::open(weights, IfExists::Resume, 1).unwrap();
         let server = TcpServer::serve(None, Some(writer.weights().clone()), server).unwrap();
         let words = [0, 1, 2].map(|leaf| weights.leaf_bytes[leaf] / 8);
@@ -55,7 +55,7 @@ impl Origin {
     }
 
     /// Publishes a version in which these leaves are filled with that number.
-    fn write(&self, leaves: &[usize], number: u64) -> u64 {
+    pub fn write(&self, leaves: &[usize], number: u64) -> u64 {
         let filled: Vec<Vec<u64>> = self.words.iter().map(|&words| vec![number; words]).collect();
         let source = |&leaf: &usize| Source { leaf, from: filled[leaf].as_ptr().cast() };
         let sources: Vec<Source> = leaves.iter().map(source).collect();
@@ -63,27 +63,27 @@ impl Origin {
         unsafe { self.writer.write(&sources) }.unwrap()
     }
 
-    fn write_all(&self, number: u64) -> u64 {
+    pub fn write_all(&self, number: u64) -> u64 {
         self.write(&[0, 1, 2], number)
     }
 
-    fn spec(&self) -> WeightMirrorSpec {
+    pub fn spec(&self) -> WeightMirrorSpec {
         WeightMirrorSpec { port: self.server.port(), ..WeightMirrorSpec::default() }
     }
 
-    fn mirror(&self) -> WeightMirror {
+    pub fn mirror(&self) -> WeightMirror {
         connect(self.spec()).unwrap()
     }
 }
 
-fn connect(spec: WeightMirrorSpec) -> Result<WeightMirror> {
+pub fn connect(spec: WeightMirrorSpec) -> Result<WeightMirror> {
     let mirror = WeightMirror::start(spec)?;
     mirror.ready(soon())?;
     Ok(mirror)
 }
 
 /// What a reader got: the version, and the number that fills each leaf (the first and the last; the other is empty).
-type Got = (u64, [u64; 2]);
+pub type Got = (u64, [u64; 2]);
 
 /// Reads all leaves, each of which must be of one number.
 fn numbers(words: [usize; 3], read: impl FnOnce(&[Target]) -> u64) -> Got {
@@ -97,14 +97,14 @@ fn numbers(words: [usize; 3], read: impl FnOnce(&[Target]) -> u64) -> Got {
     (version, [room[0][0], room[2][0]])
 }
 
-fn read(mirror: &WeightMirror, words: [usize; 3], since: u64) -> Got {
+pub fn read(mirror: &WeightMirror, words: [usize; 3], since: u64) -> Got {
     numbers(words, |targets| {
         // SAFETY: each target is as long as its leaf, and ours.
         unsafe { mirror.read(targets, since, &HostCopies) }.unwrap().map_or(0, |reading| reading.version)
     })
 }
 
-fn read_by_name(name: &str, words: [usize; 3]) -> Got {
+pub fn read_by_name(name: &str, words: [usize; 3]) -> Got {
     let reader = Reader::attach_to(Arc::new(Weights::open(name, None).unwrap()), 1).unwrap();
     // SAFETY: each target is as long as its leaf, and ours.
     numbers(words, |targets| unsafe { reader.read(targets, 0) }.unwrap().map_or(0, |reading| reading.version))
@@ -658,7 +658,7 @@ fn known() -> Option<Vec<u8>> {
 /// A learner by hand, which says `frames` to whoever comes, twice.
 fn impostor(frames: Vec<u8>) -> u16 {
     let (leaf_bytes, schema) = (vec![16, 8], weight_schema(&[16, 8]).to_vec());
-    impostor_with(Inventory { lineage: 5, checksums: false, leaf_bytes, schema }, frames)
+    impostor_with(Inventory { lineage: 5, checksums: false, is_mirror: false, leaf_bytes, schema }, frames)
 }
 
 /// The same, with an inventory of its own.
@@ -735,7 +735,10 @@ fn a_learner_whose_inventory_does_not_hold_together_gets_no_segment() {
         ),
     ] {
         let name = Name::unique();
-        let port = impostor_with(Inventory { lineage: 5, checksums: false, leaf_bytes, schema }, Vec::new());
+        let port = impostor_with(
+            Inventory { lineage: 5, checksums: false, is_mirror: false, leaf_bytes, schema },
+            Vec::new(),
+        );
         let named = Some(name.to_string());
         let spec = WeightMirrorSpec { port, token: known(), name: named, ..WeightMirrorSpec::default() };
         let mirror = WeightMirror::start(spec).unwrap();
@@ -768,7 +771,10 @@ fn other_leaves_than_the_caller_wants_or_too_large_ones_take_no_memory() {
 fn weights_that_no_machine_holds_are_refused_without_a_bound() {
     let bytes = 1usize << 46;
     let (leaf_bytes, schema) = (vec![bytes as u64], weight_schema(&[bytes]).to_vec());
-    let port = impostor_with(Inventory { lineage: 5, checksums: false, leaf_bytes, schema }, Vec::new());
+    let port = impostor_with(
+        Inventory { lineage: 5, checksums: false, is_mirror: false, leaf_bytes, schema },
+        Vec::new(),
+    );
     let refused =
         connect(WeightMirrorSpec { port, token: known(), ..WeightMirrorSpec::default() }).unwrap_err();
     assert!(matches!(refused, Error::TooLarge { copies: 3, .. }), "{refused}");

@@ -89,6 +89,11 @@ impl Forwarder {
         py.detach(|| self.core.abandon());
     }
 
+    /// Ends at once, and shuts the ring down with what is in it.
+    fn discard(&self, py: Python<'_>) {
+        py.detach(|| self.core.discard());
+    }
+
     #[getter]
     fn name(&self) -> &str {
         &self.name

@@ -6,11 +6,14 @@ use crate::errors::{blocking, to_py};
 use crate::records::consumer::RecordConsumer;
 use crate::ring::consumer::Consumer;
 use crate::weights::handle::Weights;
+use crate::weights::mirror::WeightMirror;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use rollway_core::Error;
 use rollway_core::net::wire::frame::Content;
-use rollway_core::net::{Ingress, RecordIngress, SampleIngress, ServerTls, TcpServer as Core, TcpServerSpec};
+use rollway_core::net::{
+    Ingress, RecordIngress, SampleIngress, ServerTls, TcpServer as Core, TcpServerSpec, WeightOutlet,
+};
 use rollway_core::records::Producer as RecordProducer;
 use rollway_core::ring::Producer;
 use rollway_core::ring::producer::ProducerSpec;
@@ -23,6 +26,26 @@ use std::sync::Arc;
 enum Learner<'py> {
     Ring(PyRef<'py, Consumer>),
     Records(PyRef<'py, RecordConsumer>),
+}
+
+/// Where the weights come from.
+#[derive(FromPyObject)]
+enum WeightOrigin<'py> {
+    Own(PyRef<'py, Weights>),
+    Mirror(PyRef<'py, WeightMirror>),
+}
+
+impl WeightOrigin<'_> {
+    fn outlet(&self, py: Python<'_>) -> PyResult<Arc<WeightOutlet>> {
+        match self {
+            WeightOrigin::Own(weights) => {
+                let weights = weights.core(py)?;
+                let outlet = py.detach(|| WeightOutlet::new(weights)).map_err(|e| to_py(py, e))?;
+                Ok(Arc::new(outlet))
+            }
+            WeightOrigin::Mirror(mirror) => mirror.outlet(py),
+        }
+    }
 }
 
 /// A client's schema, and whether it is one of weights.
@@ -45,7 +68,7 @@ impl TcpServer {
         consumer: Option<Learner<'_>>,
         host: String,
         #[pyo3(from_py_with = numbers::port)] port: u16,
-        weights: Option<PyRef<'_, Weights>>,
+        weights: Option<WeightOrigin<'_>>,
         token: Option<Vec<u8>>,
         tls: Option<(PathBuf, PathBuf)>,
         #[pyo3(from_py_with = numbers::io_threads)] io_threads: usize,
@@ -69,13 +92,13 @@ impl TcpServer {
             ..TcpServerSpec::default()
         };
         let seat = ProducerSpec { producer_id: None, on_full: None, peer_timeout: None };
-        let weights = weights.map(|weights| weights.core(py)).transpose()?;
+        let weights = weights.map(|weights| weights.outlet(py)).transpose()?;
         let start = |ingress: Option<Ingress>| {
             if ingress.is_none() && weights.is_none() {
                 let range = "a learner, weights, or both".to_owned();
                 return Err(Error::OutOfRange { what: "things to serve", value: 0, range });
             }
-            Core::serve(ingress, weights.clone(), spec.clone())
+            Core::serve_outlet(ingress, weights.clone(), spec.clone())
         };
         let (core, endpoints) = match &consumer {
             Some(Learner::Ring(consumer)) => {

@@ -4,23 +4,26 @@ use crate::convert::arguments::deadline;
 use crate::convert::numbers;
 use crate::device::leaf_copies::{Direction, LeavesOnGpu, LockedBuffers};
 use crate::errors::{blocking, named, to_py};
+use crate::gil::GilCell;
 use crate::net::options::TcpOptions;
 use crate::weights::handle::{gpu_copies, targets};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use rollway_core::Error;
-use rollway_core::net::{WeightMirror as Core, WeightMirrorSpec};
+use rollway_core::net::{WeightMirror as Core, WeightMirrorSpec, WeightOutlet};
 use rollway_core::ring::Deadline;
 use rollway_core::sys::parallel::default_threads;
 use rollway_core::weights::Target;
 use rollway_core::weights::copy::{CopyLeaves, HostCopies};
 use rollway_core::weights::reader::Reading;
+use std::sync::Arc;
 
 /// Weights that a thread of the core keeps up to date. Not for users: addresses are taken as they are.
 #[pyclass(frozen, module = "rollway._core")]
 pub struct WeightMirror {
     core: Core,
-    address: String,
+    /// Of the server that it fetches from. Not asked of the core, whose lock a forked child may not take.
+    address: GilCell<Arc<String>>,
     name: Option<String>,
     /// For copies to GPUs.
     locked: LockedBuffers,
@@ -45,7 +48,7 @@ impl WeightMirror {
         on_close: &str,
         options: TcpOptions,
     ) -> PyResult<Self> {
-        let address = format!("{host}:{port}");
+        let address = GilCell::new(Arc::new(format!("{host}:{port}")));
         let spec = WeightMirrorSpec {
             host,
             port,
@@ -68,8 +71,8 @@ impl WeightMirror {
     }
 
     #[getter]
-    fn address(&self) -> &str {
-        &self.address
+    fn address(&self, py: Python<'_>) -> String {
+        self.address.share(py).to_string()
     }
 
     #[getter]
@@ -160,13 +163,26 @@ impl WeightMirror {
                 };
                 let text = format!(
                     "version {version} of the weights did not come from {} in {} s; {latest} is the latest, and {state}",
-                    self.address,
+                    self.address(py),
                     timeout.unwrap_or_default(),
                 );
                 named(py, "WaitTimeout", text)
             }
             other => self.explain(py, other),
         })
+    }
+
+    /// Fetches from another server from now on.
+    fn redirect(
+        &self,
+        py: Python<'_>,
+        host: &str,
+        #[pyo3(from_py_with = numbers::port)] port: u16,
+        token: Option<Vec<u8>>,
+    ) -> PyResult<()> {
+        py.detach(|| self.core.redirect((host, port), token.as_deref())).map_err(|e| self.explain(py, e))?;
+        self.address.replace(py, Arc::new(format!("{host}:{port}")));
+        Ok(())
     }
 
     /// What happened so far, in numbers.
@@ -199,6 +215,11 @@ fn waits_for_the_next(on_close: &str) -> PyResult<bool> {
 }
 
 impl WeightMirror {
+    /// What a server needs to give this copy to others.
+    pub fn outlet(&self, py: Python<'_>) -> PyResult<Arc<WeightOutlet>> {
+        py.detach(|| self.core.outlet()).map_err(|e| self.explain(py, e))
+    }
+
     /// As often as the learner is faster; Ctrl-C ends it.
     ///
     /// # Safety
@@ -224,7 +245,7 @@ impl WeightMirror {
             Error::Closed => named(
                 py,
                 "ConnectionClosedError",
-                format!("this copy of the weights of {} is closed", self.address),
+                format!("this copy of the weights of {} is closed", self.address(py)),
             ),
             other => to_py(py, other),
         }

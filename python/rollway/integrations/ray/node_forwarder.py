@@ -16,7 +16,7 @@ from concurrent.futures import Future
 
 from rollway.errors import ConnectionClosedError, RollwayError
 from rollway.integrations.ray.cluster import end_this_actor
-from rollway.integrations.ray.node_link import NodeLink, WeightsLink
+from rollway.integrations.ray.node_link import NodeLink, RingLink, WeightsLink
 from rollway.machine import segments
 
 
@@ -27,9 +27,15 @@ class NodeForwarder:
         self._run, self._space, self._prefix = run, space, prefix
         self._links: dict[str, NodeLink] = {}
         self._changing = threading.Lock()
-        for found in segments():
-            if found.name == f"{prefix}-weights":
-                self._link(WeightsLink, found.name)
+        for name in [found.name for found in segments()]:
+            if name == f"{prefix}-weights":
+                self._link(WeightsLink, name)
+            elif ring := re.fullmatch(rf"{re.escape(prefix)}-(\d+)", name):
+                self._link(RingLink, name, int(ring[1]))
+
+    async def open_ring(self, rank: int, timeout: float) -> str | RollwayError:
+        """The name of this node's ring for that rank, once it is connected."""
+        return await self._opened(self._link(RingLink, f"{self._prefix}-{rank}", rank).opened, timeout)
 
     async def open_weights(self, timeout: float) -> str | RollwayError:
         """The name of this node's copy of the weights, once it is there."""

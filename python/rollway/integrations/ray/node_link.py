@@ -10,12 +10,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from rollway.errors import ConnectionClosedError, RollwayError, WaitTimeout
+from rollway.errors import ConnectionClosedError, LearnerUnreachable, RollwayError, WaitTimeout
 from rollway.integrations.ray import cluster
 from rollway.integrations.ray.cluster import ActorGone, Looks
 from rollway.integrations.ray.learner_entry import LearnerEntry
 from rollway.integrations.ray.publication import registry_name
 from rollway.integrations.ray.registry import Status
+from rollway.transport import Forwarder
 from rollway.weights import TcpWeights
 
 _FIRST_WAIT_S = 60.0
@@ -55,7 +56,13 @@ class NodeLink(threading.Thread):
     def _keep(self) -> None:
         entry = self._learner(_FIRST_WAIT_S)
         while entry is not None:
-            self.connect(entry)
+            try:
+                self.connect(entry)
+            except LearnerUnreachable:
+                if not self.opened.done():
+                    raise
+                entry = self._learner(entry.reconnect_timeout_s)  # it died meanwhile, or will be reached later
+                continue
             self._say(self.segment)
             entry = self._next_learner(entry)
 
@@ -73,7 +80,7 @@ class NodeLink(threading.Thread):
             found = self._learner(entry.reconnect_timeout_s)
             if found is None or found.leaves != entry.leaves or found.kind != entry.kind:
                 return None
-            if found.identity != entry.identity:
+            if found.identity != entry.identity or self.is_over():
                 return found
 
     def _learner(self, timeout: float) -> LearnerEntry | None:
@@ -112,6 +119,47 @@ class NodeLink(threading.Thread):
         raise NotImplementedError
 
 
+class RingLink(NodeLink):
+    """The node's ring for the samples that go to one rank."""
+
+    _forwarder: Forwarder | None = None
+
+    def __init__(self, run: str, space: str, segment: str, ended: Callable[[NodeLink], None], rank: int) -> None:
+        super().__init__(run, space, segment, ended)
+        self._rank = rank
+
+    def source(self) -> tuple[Any, ...]:
+        """The rank."""
+        return "way_in", self._rank
+
+    def connect(self, entry: LearnerEntry) -> None:
+        """Sends to this learner what is in the ring, and what will be."""
+        if self._forwarder is not None:
+            self._forwarder.abandon()
+        rows, num_buffers = entry.node_ring or (None, None)
+        self._forwarder = Forwarder(
+            self.segment,
+            entry.plain_example(),
+            entry.host,
+            entry.port,
+            token=entry.token,
+            rows=rows,
+            num_buffers=num_buffers,
+            on_full=entry.on_full,
+            reconnect_timeout_s=float("inf"),  # the registry says when the learner is gone
+        )
+
+    def is_over(self) -> bool:
+        """Whether the connection was given up."""
+        return self._forwarder is None or self._forwarder.over
+
+    def close(self) -> None:
+        """Ends the connection. The ring goes, with what the learner did not take; workers get an error."""
+        if self._forwarder is not None:
+            self._forwarder.discard()
+            self._forwarder = None
+
+
 class WeightsLink(NodeLink):
     """The node's copy of the weights."""
 
@@ -122,7 +170,9 @@ class WeightsLink(NodeLink):
         return "weights_from", cluster.node_id()
 
     def connect(self, entry: LearnerEntry) -> None:
-        """Fetches from this learner."""
+        """Fetches from this learner. The copy and its readers stay."""
+        if self._weights is not None and not self._weights.over:
+            return self._weights.redirect(entry.host, entry.port, entry.token)
         self.close()
         self._weights = TcpWeights(
             entry.host,
@@ -131,7 +181,7 @@ class WeightsLink(NodeLink):
             name=self.segment,
             max_readers=_MAX_READERS,
             on_close="wait",
-            reconnect_timeout_s=entry.reconnect_timeout_s,
+            reconnect_timeout_s=float("inf"),  # the registry says when the learner is gone
         )
 
     def is_over(self) -> bool:

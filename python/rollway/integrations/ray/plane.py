@@ -13,7 +13,7 @@ from rollway.integrations.ray.learner_entry import Kind, LearnerEntry
 from rollway.integrations.ray.node_forwarder import NodeForwarder, node_actor_name, node_segment_prefix
 from rollway.integrations.ray.publication import registry_name
 from rollway.records import ShmRecordClient, TcpRecordClient
-from rollway.ring import ShmClient, TcpClient
+from rollway.ring import ShmClient
 from rollway.schema.arrays import Casting
 from rollway.transport.policies import OnFull
 from rollway.weights import WeightSync
@@ -75,7 +75,7 @@ class Plane:
         example: Any = None,
         casting: Casting = "no",
         on_full: OnFull | None = None,
-    ) -> ShmClient | TcpClient | ShmRecordClient | TcpRecordClient:
+    ) -> ShmClient | ShmRecordClient | TcpRecordClient:
         """A client that sends to the learner. Its number (``producer_id``) is its own in the run.
 
         Args:
@@ -102,8 +102,7 @@ class Plane:
         if entry.kind == "records":
             way_in = self._ask("way_in", entry.rank)
             return TcpRecordClient(way_in.host, way_in.port, given, token=way_in.token, **options)
-        way_in = self._ask("way_in", entry.rank)
-        return TcpClient(way_in.host, way_in.port, given, token=way_in.token, **options)
+        return ShmClient(self._ask_node("open_ring", entry.rank), given, on_full=on_full, **options)
 
     def weights(self) -> WeightSync:
         """The learner's weights, through a copy on this node that one connection keeps current.

@@ -19,6 +19,7 @@ use crate::net::wire::tls::{self, ClientTls};
 use crate::net::wire::token::{Side, Token, random};
 use crate::net::wire::token_file::{self, Missing};
 use crate::sys::sync::{AtomicBool, EventCount, Ordering, Woken};
+use crate::sys::thread::lock;
 use crate::sys::wait::Deadline;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
@@ -27,7 +28,7 @@ use rustls::pki_types::ServerName;
 use std::io::{self, ErrorKind, IoSlice};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// How long a client tries to say goodbye.
@@ -36,21 +37,33 @@ pub const GOODBYE_TIMEOUT: Duration = Duration::from_millis(200);
 /// The reason when there is no other.
 pub const TIME_IS_UP: &str = "it did not answer in time";
 
+/// The reason while a caller has named another address.
+const REDIRECTED: &str = "it was redirected to another address";
+
 /// How to reach the learner, and how the thread that does so and its callers wake each other.
 #[derive(Debug)]
 pub struct Connector {
-    resolver: Resolver,
+    destination: Mutex<Arc<Destination>>,
+    tls: Option<ClientTls>,
     connect_timeout: Duration,
     reconnect_timeout: Duration,
     keepalive: Duration,
-    /// `None`: looked up in the token file.
-    token: Option<Token>,
-    tls: Option<(Arc<rustls::ClientConfig>, ServerName<'static>)>,
     /// Written by callers, to wake the thread.
     pub wakeup: Arc<OwnedFd>,
     closing: AtomicBool,
+    /// Whether there is another destination since the thread last asked.
+    redirected: AtomicBool,
     /// Notified by the thread, to wake callers.
     pub progress: EventCount,
+}
+
+/// Where the learner is, and what both sides prove there.
+#[derive(Debug)]
+struct Destination {
+    resolver: Resolver,
+    /// `None`: looked up in the token file.
+    token: Option<Token>,
+    tls: Option<(Arc<rustls::ClientConfig>, ServerName<'static>)>,
 }
 
 impl Connector {
@@ -63,21 +76,65 @@ impl Connector {
     ) -> crate::error::Result<Connector> {
         let [connect_timeout, reconnect_timeout, keepalive] = timeouts.map(within_reason);
         let wakeup = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        Ok(Connector {
+        let destination = Destination {
             resolver: Resolver::new(host, port),
+            token: token.map(Token::new).transpose()?,
+            tls: tls.map(|tls| Ok::<_, Error>((tls.config()?, tls.server_name(host)?))).transpose()?,
+        };
+        Ok(Connector {
+            destination: Mutex::new(Arc::new(destination)),
+            tls: tls.cloned(),
             connect_timeout,
             reconnect_timeout,
             keepalive,
-            token: token.map(Token::new).transpose()?,
-            tls: tls.map(|tls| Ok::<_, Error>((tls.config()?, tls.server_name(host)?))).transpose()?,
             wakeup: Arc::new(wakeup.map_err(|errno| Error::io("cannot make an eventfd", errno))?),
             closing: AtomicBool::new(false),
+            redirected: AtomicBool::new(false),
             progress: EventCount::default(),
         })
     }
 
+    fn destination(&self) -> Arc<Destination> {
+        lock(&self.destination).clone()
+    }
+
     pub fn address(&self) -> String {
-        self.resolver.address()
+        self.destination().resolver.address()
+    }
+
+    /// Makes the thread leave its connection, if it has one, and connect to another address. `None`: with the same token.
+    pub fn redirect(&self, (host, port): (&str, u16), token: Option<&[u8]>) -> crate::error::Result<()> {
+        let mut destination = lock(&self.destination);
+        let tls = match (&destination.tls, &self.tls) {
+            (Some((config, _)), Some(tls)) => Some((config.clone(), tls.server_name(host)?)),
+            _ => None,
+        };
+        let token = match token {
+            Some(token) => Some(Token::new(token)?),
+            None => destination.token.clone(),
+        };
+        *destination = Arc::new(Destination { resolver: Resolver::new(host, port), token, tls });
+        drop(destination);
+        self.redirected.store(true, Ordering::Relaxed);
+        self.wake();
+        Ok(())
+    }
+
+    /// Whether there was a redirect since the last call. The next dial goes to the new address.
+    pub fn take_redirect(&self) -> bool {
+        self.redirected.swap(false, Ordering::Relaxed)
+    }
+
+    pub fn is_redirected(&self) -> bool {
+        self.redirected.load(Ordering::Relaxed)
+    }
+
+    /// An error when there is a reason to leave the connection, or the attempt to make one.
+    pub fn check_wanted(&self) -> Result<(), Disconnect> {
+        if self.is_closing() {
+            return Err(Ended::Closed.into());
+        }
+        if self.is_redirected() { Err(Disconnect::Broken(REDIRECTED.to_owned())) } else { Ok(()) }
     }
 
     pub fn keepalive(&self) -> Duration {
@@ -123,13 +180,13 @@ impl Connector {
         }
     }
 
-    /// Sleeps for a random part of `pause`, at most until `deadline`, and at most until the client is closed.
+    /// Sleeps for a random part of `pause`, at most until `deadline`, and at most until the client is closed or redirected.
     pub fn pause(&self, pause: Duration, deadline: Instant) {
         let [dice] = random::<1>().unwrap_or([128]);
         let now = Instant::now();
         let pause = pause.min(deadline.saturating_duration_since(now));
         let until = now + pause.mul_f64(0.5 + dice as f64 / 512.0);
-        while Instant::now() < until && !self.is_closing() {
+        while Instant::now() < until && !self.is_closing() && !self.is_redirected() {
             let _ = wait_ready(None, &self.wakeup, false, until);
         }
     }
@@ -142,14 +199,16 @@ pub fn dial(
     welcome: Kind,
     deadline: Instant,
 ) -> Result<(Link, Header, Vec<u8>), Disconnect> {
-    let attempt = DialAttempt { client, deadline };
+    let attempt = DialAttempt { client, destination: client.destination(), deadline };
     let mut link = attempt.connect()?;
     while !attempt.retry(&mut link, false, Link::tls_handshake)? {}
     let (preambles, token) = attempt.exchange_preambles(&mut link)?;
     attempt.prove(&mut link, &preambles, &token).map_err(|disconnect| match disconnect {
-        Disconnect::Final(Ended::Token(why)) if client.token.is_none() => Disconnect::Final(Ended::Token(
-            format!("{why}. This client was given no token and found one in the file of this address"),
-        )),
+        Disconnect::Final(Ended::Token(why)) if attempt.destination.token.is_none() => {
+            Disconnect::Final(Ended::Token(format!(
+                "{why}. This client was given no token and found one in the file of this address"
+            )))
+        }
         disconnect => disconnect,
     })?;
     attempt.write(&mut link, &hello.frame())?;
@@ -192,13 +251,14 @@ enum Peer {
 
 struct DialAttempt<'a> {
     client: &'a Connector,
+    destination: Arc<Destination>,
     deadline: Instant,
 }
 
 impl DialAttempt<'_> {
     fn connect(&self) -> Result<Link, Disconnect> {
-        let client = self.client;
-        let addresses = client.resolver.resolve(&client.wakeup, self.deadline, || client.is_closing())?;
+        let (client, resolver) = (self.client, &self.destination.resolver);
+        let addresses = resolver.resolve(&client.wakeup, self.deadline, || client.check_wanted())?;
         let mut disconnect = Disconnect::Late(TIME_IS_UP.to_owned());
         for (tried, &address) in addresses.iter().enumerate() {
             // An address that does not answer leaves time for the next ones.
@@ -206,7 +266,7 @@ impl DialAttempt<'_> {
             let until = self.deadline - left.mul_f64(1.0 - 1.0 / (addresses.len() - tried) as f64);
             match self.connect_to(address, until) {
                 Ok(socket) => {
-                    let tls = client.tls.as_ref();
+                    let tls = self.destination.tls.as_ref();
                     let tls =
                         tls.map(|(config, name)| rustls::ClientConnection::new(config.clone(), name.clone()));
                     let tls = tls.transpose().map_err(|error| Ended::Tls(error.to_string()))?;
@@ -246,9 +306,7 @@ impl DialAttempt<'_> {
     fn wait_ready(&self, socket: &TcpStream, writing: bool, until: Instant) -> Result<bool, Disconnect> {
         let until = until.min(Instant::now() + self.client.keepalive() * SILENCES);
         let seen = wait_ready(Some(socket), &self.client.wakeup, writing, until)?;
-        if self.client.is_closing() {
-            return Err(Ended::Closed.into());
-        }
+        self.client.check_wanted()?;
         if Instant::now() >= until {
             return Err(Disconnect::Late(TIME_IS_UP.to_owned()));
         }
@@ -302,7 +360,7 @@ impl DialAttempt<'_> {
         self.write(link, &client)?;
         let mut server = [0; PREAMBLE_BYTES];
         let heard = self.read_exact(link, &mut server);
-        if self.client.tls.is_none() && tls::is_record(&server) {
+        if self.destination.tls.is_none() && tls::is_record(&server) {
             return Err(Ended::Tls(tls::LEARNER_HAS_TLS.to_owned()).into()); // An alert is shorter than a preamble.
         }
         heard?;
@@ -328,7 +386,7 @@ impl DialAttempt<'_> {
 
     /// The token that was given, or that of this user's learner on this address.
     fn token(&self, address: SocketAddr) -> Result<Token, NoToken> {
-        match &self.client.token {
+        match &self.destination.token {
             Some(token) => Ok(token.clone()),
             None if !address.ip().to_canonical().is_loopback() => Err(NoToken::Elsewhere),
             None => token_file::read(&token_file::path(address)).map_err(NoToken::File),

@@ -152,6 +152,15 @@ impl Forwarder {
         }
     }
 
+    /// Ends at once, and shuts the ring down, with what the learner does not have: workers get an error. Idempotent.
+    pub fn discard(&self) {
+        if self.check_process().is_ok() {
+            self.leaves_ring.store(false, Ordering::Relaxed); // First: the taker may end when the ring is shut down.
+            self.ring.shut_down();
+            self.end();
+        }
+    }
+
     fn end(&self) {
         self.client.end();
         self.client.shared.notify();

@@ -4,7 +4,7 @@
 //! it: a name server that does not answer costs one thread per client. When the client is closed first, the thread ends with
 //! the resolver's own timeout (`timeout` and `attempts` in resolv.conf). An IP address needs no lookup.
 
-use super::disconnect::{Disconnect, Ended};
+use super::disconnect::Disconnect;
 use super::link::wait_ready;
 use crate::sys::thread::{lock, spawn};
 use std::io;
@@ -33,12 +33,12 @@ impl Resolver {
         format!("{}:{}", self.host, self.port)
     }
 
-    /// Waits for the addresses, until `deadline` or until the client is closing and its closer has written to `wakeup`.
+    /// Waits for the addresses, until `deadline`, or until `check_wanted` fails after a caller has written to `wakeup`.
     pub fn resolve(
         &self,
         wakeup: &Arc<OwnedFd>,
         deadline: Instant,
-        is_closing: impl Fn() -> bool,
+        check_wanted: impl Fn() -> Result<(), Disconnect>,
     ) -> Result<Vec<SocketAddr>, Disconnect> {
         let host = &self.host;
         if let Ok(address) = host.parse::<IpAddr>() {
@@ -60,9 +60,7 @@ impl Resolver {
                 }
                 Err(TryRecvError::Empty) => {}
             }
-            if is_closing() {
-                return Err(Ended::Closed.into());
-            }
+            check_wanted()?;
             if Instant::now() >= deadline {
                 *asked = Some(answer);
                 return Err(Disconnect::Late(format!("the name '{host}' was not resolved in time")));
@@ -198,18 +196,18 @@ mod tests {
     fn the_next_attempt_goes_on_with_the_question_of_the_last() {
         let (resolver, wakeup) = (Resolver::new("asked.twice", 7), wakeup());
         for _ in 0..2 {
-            let late = resolver.resolve(&wakeup, Instant::now() + Duration::from_millis(20), || false);
+            let late = resolver.resolve(&wakeup, Instant::now() + Duration::from_millis(20), || Ok(()));
             assert!(matches!(late, Err(Disconnect::Late(why)) if why.contains("not resolved in time")));
         }
         answer("asked.twice");
-        let found = resolver.resolve(&wakeup, Instant::now() + Duration::from_secs(20), || false).unwrap();
+        let found = resolver.resolve(&wakeup, Instant::now() + Duration::from_secs(20), || Ok(())).unwrap();
         assert_eq!(found, ["127.0.0.2:7".parse().unwrap(), "127.0.0.1:7".parse().unwrap()]);
         assert_eq!(ASKED_TWICE.load(Ordering::Relaxed), 1);
     }
 
     #[test]
     fn an_address_is_asked_of_nobody() {
-        let found = Resolver::new("::1", 7).resolve(&wakeup(), Instant::now(), || false).unwrap();
+        let found = Resolver::new("::1", 7).resolve(&wakeup(), Instant::now(), || Ok(())).unwrap();
         assert_eq!(found, ["[::1]:7".parse().unwrap()]);
     }
     #[test]

@@ -77,6 +77,10 @@ pub fn run<C: Reconnecting>(client: &mut C) -> C::End {
 fn reconnect<C: Reconnecting>(client: &mut C) -> C::End {
     let (mut pause, mut reason) = (Duration::ZERO, None);
     loop {
+        if client.connector().take_redirect() {
+            client.contact().heard = Instant::now(); // The new address has all of the time.
+            (pause, reason) = (Duration::ZERO, None);
+        }
         let (heard, welcomed) = (client.contact().heard, client.contact().welcomed);
         let give_up_at = heard + client.connector().time_limit(welcomed);
         let disconnect = match client.connect((Instant::now() + ATTEMPT).min(give_up_at)) {
@@ -104,7 +108,7 @@ fn reconnect<C: Reconnecting>(client: &mut C) -> C::End {
         client.disconnected(why);
         let (heard, welcomed) = (client.contact().heard, client.contact().welcomed);
         let (away, limit) = (heard.elapsed(), client.connector().time_limit(welcomed));
-        if away >= limit {
+        if away >= limit && !client.connector().is_redirected() {
             return client.end(match welcomed {
                 true => Ended::Lost(format!("the learner has been away for {away:.1?} ({why})")),
                 false => Ended::Unreachable(why.to_owned()),

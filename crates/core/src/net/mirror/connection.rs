@@ -67,7 +67,7 @@ impl<'a> MirrorConnection<'a> {
                 break disconnect;
             }
         };
-        if self.shared.connector.is_closing() {
+        if self.shared.connector.check_wanted().is_err() {
             self.say_goodbye();
         }
         disconnect
@@ -75,6 +75,7 @@ impl<'a> MirrorConnection<'a> {
 
     /// Asks for a version that is newer than ours, waits for it and publishes it, unless the learner overwrote it meanwhile.
     fn fetch(&mut self) -> Result<(), Disconnect> {
+        self.check_wanted()?;
         let have = self.local.version().map_err(Disconnect::Final)?;
         self.queue(&Header { sequence: have, ..Header::new(Kind::Fetch) }.bytes());
         let header = self.expect(&[Kind::Version])?;
@@ -139,17 +140,22 @@ impl<'a> MirrorConnection<'a> {
         }
     }
 
-    /// Tells callers about a new version, and gives them a new local segment if the lineage is new (M1).
+    /// Tells callers about a new version, and gives them a new local segment if the lineage is new (M1). Servers of the copy
+    /// follow (M4).
     fn publish(&mut self) -> Result<()> {
         let mut state = self.shared.lock();
         let before = state.local.clone().filter(|before| before.lineage != self.local.lineage);
         if let Some(before) = before {
             mirror::replace(before.weights(), self.local.weights())?;
             state.local = Some(self.local.clone());
+            state.earlier.push(before.lineage);
             add(&self.shared.counters.lineages, 1);
+            drop(state);
+            self.shared.tell_outlets(|outlet| outlet.follow(self.local.weights()));
+        } else {
+            drop(state);
         }
         add(&self.shared.counters.versions, 1);
-        drop(state);
         self.shared.connector.progress.notify_if_waiting();
         Ok(())
     }
@@ -179,6 +185,7 @@ impl<'a> MirrorConnection<'a> {
                     return Err(match GoodbyeReason::from_code(header.code) {
                         // A learner that merely stops may come back.
                         Some(GoodbyeReason::RingClosed) if !self.shared.spec.outlives_learners => {
+                            self.shared.lock().is_shut_down = true;
                             Disconnect::Final(self.shared.lost(text))
                         }
                         _ => Disconnect::Broken(text),
@@ -241,9 +248,7 @@ impl<'a> MirrorConnection<'a> {
                 self.contact.heard = Instant::now();
                 return Ok(read);
             }
-            if connector.is_closing() {
-                return Err(Disconnect::Final(Error::Closed));
-            }
+            self.check_wanted()?;
             let ping = self.contact.check_silence(connector.keepalive()).map_err(|silence| {
                 Disconnect::Broken(format!("nothing was received from the learner for {silence:.1?}"))
             })?;
@@ -254,6 +259,11 @@ impl<'a> MirrorConnection<'a> {
             let check = Instant::now() + connector.keepalive() / 2;
             wait_ready(Some(&self.link.socket()), &connector.wakeup, blocked, check)?;
         }
+    }
+
+    /// An error when a caller has closed or redirected the mirror.
+    fn check_wanted(&self) -> Result<(), Disconnect> {
+        self.shared.connector.check_wanted().map_err(|disconnect| disconnect.map_final(|_| Error::Closed))
     }
 
     fn queue(&mut self, frame: &[u8]) {

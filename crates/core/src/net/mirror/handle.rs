@@ -4,8 +4,9 @@ use super::mirror_thread::MirrorThread;
 use super::shared::{LocalCopy, Shared, State};
 use crate::error::{Error, Result};
 use crate::net::client::WeightMirrorSpec;
+use crate::net::server::WeightOutlet;
 use crate::net::wire::stats::{MirrorCounters, MirrorStats};
-use crate::sys::thread::OwnedThread;
+use crate::sys::thread::{OwnedThread, lock};
 use crate::sys::wait::Deadline;
 use crate::weights::copy::CopyLeaves;
 use crate::weights::reader::Reading;
@@ -27,6 +28,7 @@ impl WeightMirror {
             spec,
             state: Mutex::default(),
             counters: MirrorCounters::default(),
+            outlets: Mutex::default(),
         });
         let thread = OwnedThread::spawn("rollway-mirror", {
             let shared = shared.clone();
@@ -109,6 +111,31 @@ impl WeightMirror {
                 there
             }))
         })
+    }
+
+    /// Fetches from another server from now on: the learner, or a mirror of it. The copy and its readers stay. `None`: with the
+    /// same token. An error when the mirror has ended.
+    pub fn redirect(&self, (host, port): (&str, u16), token: Option<&[u8]>) -> Result<()> {
+        let mut state = self.look()?;
+        match &mut state.ended {
+            Some(ended) => Err(self.shared.error(ended)),
+            None => self.shared.connector.redirect((host, port), token),
+        }
+    }
+
+    /// What a server needs to give this copy to others (M4). An error when the mirror has ended.
+    pub fn outlet(&self) -> Result<Arc<WeightOutlet>> {
+        self.thread.check_process("copy of weights")?; // Before any lock.
+        let mut outlets = lock(&self.shared.outlets);
+        let mut state = self.look()?;
+        if let Some(ended) = &mut state.ended {
+            return Err(self.shared.error(ended));
+        }
+        let Some(local) = state.local.clone() else { return Err(Error::Closed) };
+        drop(state);
+        let outlet = Arc::new(WeightOutlet::of_mirror(local.weights())?);
+        outlets.push(Arc::downgrade(&outlet));
+        Ok(outlet)
     }
 
     /// Whether there is a connection now.

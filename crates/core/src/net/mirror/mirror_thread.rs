@@ -8,6 +8,7 @@ use crate::net::client::dial::{Connector, dial};
 use crate::net::client::disconnect::{Disconnect, Ended as ConnectionEnded};
 use crate::net::client::link::Link;
 use crate::net::client::reconnect::{self, Contact, Reconnecting};
+use crate::net::server::SourceEnd;
 use crate::net::wire::frame::{Content, Hello, Inventory, Kind, MAX_SCHEMA_BYTES};
 use crate::net::wire::stats::add;
 use crate::net::wire::token::random;
@@ -21,6 +22,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 const OTHER_WEIGHTS: &str = "the learner came back with other weights";
+/// M5.
+const EARLIER_LINEAGE: &str = "it still has the weights of an earlier learner";
 
 /// The mirror's thread: connects, fetches, and connects again.
 pub struct MirrorThread<'a> {
@@ -39,19 +42,28 @@ impl<'a> MirrorThread<'a> {
 
     /// The work of the thread. Callers learn why it ended.
     pub fn run(mut self) {
-        let error = reconnect::run(&mut self);
+        let (error, mut state) = loop {
+            let error = reconnect::run(&mut self);
+            let mut state = self.shared.lock();
+            // A caller that redirects holds the lock, too: it learns of the end, or we of the redirect.
+            if matches!(error, Error::Closed) || !self.shared.connector.is_redirected() {
+                break (error, state);
+            }
+            state.is_shut_down = false;
+        };
         let why = match &error {
             Error::WeightsLost { why, .. } => why.clone(),
             Error::Closed => "this copy was closed".to_owned(),
             other => other.to_string(),
         };
-        let mut state = self.shared.lock();
         // The caller that waits for the first connection gets the error itself; later callers get its text.
         let error = state.local.is_none().then_some(error);
         (state.connected, state.last_error) = (false, Some(why.clone()));
         state.ended = Some(Ended { error, why });
+        let end = if state.is_shut_down { SourceEnd::ShutDown } else { SourceEnd::Withdrawn };
         drop(state);
         self.shared.connector.progress.notify();
+        self.shared.tell_outlets(|outlet| outlet.end(end));
     }
 
     /// Connects, and prepares a local segment for the learner's weights.
@@ -71,8 +83,18 @@ impl<'a> MirrorThread<'a> {
             Disconnect::Final(ConnectionEnded::RingClosed(why)) if shared.spec.outlives_learners => {
                 Disconnect::Broken(why)
             }
+            // Another program may have the port meanwhile.
+            Disconnect::Final(
+                ConnectionEnded::Token(why)
+                | ConnectionEnded::Content(why)
+                | ConnectionEnded::Protocol(why)
+                | ConnectionEnded::Tls(why),
+            ) if shared.spec.outlives_learners && self.contact.welcomed => Disconnect::Broken(why),
             other => other.map_final(|ended| self.end(ended)),
         })?;
+        if inventory.is_mirror && shared.lock().earlier.contains(&inventory.lineage) {
+            return Err(Disconnect::Broken(EARLIER_LINEAGE.to_owned()));
+        }
         self.prepare(&inventory).map_err(Disconnect::Final)?;
         add(&shared.counters.connects, 1);
         (self.contact.welcomed, self.contact.heard) = (true, Instant::now());
@@ -168,6 +190,7 @@ impl Reconnecting for MirrorThread<'_> {
     }
 
     fn end(&self, ended: ConnectionEnded) -> Error {
+        self.shared.lock().is_shut_down |= matches!(ended, ConnectionEnded::RingClosed(_));
         let ended = if self.contact.welcomed { ended.after_welcome(OTHER_WEIGHTS) } else { ended };
         let ours = self.shared.spec.wanted.as_deref().unwrap_or_default();
         ended.error(self.shared.connector.address(), ours, |why| self.shared.lost(why))

@@ -15,6 +15,11 @@
 //!     number of earlier lineages, and a wait for a number of an earlier lineage ends with the first version of the new one.
 //! M3  The inventory is checked before memory is reserved or a name given: the schema parses, the sizes are those of the
 //!     schema, the leaves are those that the callers have room for, and they fit into `max_bytes`.
+//! M4  A server of the copy ([`WeightMirror::outlet`]) gives out what the callers see. When another lineage takes the place of
+//!     the copy, the server ends its connections, and its clients find the new one when they connect again. When the learner
+//!     shuts its weights down, so does the server. When the mirror ends for another reason, its clients are told that they
+//!     may look for another server.
+//! M5  A mirror does not go back: it refuses the lineage of an earlier learner from another mirror, which lags behind.
 //!
 //! | module | what it is |
 //! |---|---|

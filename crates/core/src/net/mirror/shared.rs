@@ -3,10 +3,11 @@
 use crate::error::{Error, Result};
 use crate::net::client::WeightMirrorSpec;
 use crate::net::client::dial::Connector;
+use crate::net::server::WeightOutlet;
 use crate::net::wire::stats::MirrorCounters;
 use crate::sys::thread::lock;
 use crate::weights::{Reader, Weights, Writer};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// The local segment of one lineage.
 #[derive(Debug)]
@@ -20,7 +21,7 @@ pub struct LocalCopy {
 }
 
 impl LocalCopy {
-    pub fn weights(&self) -> &Weights {
+    pub fn weights(&self) -> &Arc<Weights> {
         self.writer.weights()
     }
 
@@ -36,6 +37,8 @@ pub struct Shared {
     pub connector: Connector,
     pub state: Mutex<State>,
     pub counters: MirrorCounters,
+    /// Those that give the copy to others (M4). Locked before `state`.
+    pub outlets: Mutex<Vec<Weak<WeightOutlet>>>,
 }
 
 #[derive(Debug, Default)]
@@ -45,8 +48,12 @@ pub struct State {
     /// Why there is, or last was, no connection.
     pub last_error: Option<String>,
     pub ended: Option<Ended>,
+    /// Whether the learner has shut its weights down.
+    pub is_shut_down: bool,
     /// The lineage of the last number that a caller got (M2).
     pub seen: u64,
+    /// Lineages that another one has replaced (M5).
+    pub earlier: Vec<u64>,
 }
 
 /// Why nothing more comes.
@@ -60,6 +67,12 @@ pub struct Ended {
 impl Shared {
     pub fn lock(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
+    }
+
+    /// Tells the servers of the copy, as far as there are some.
+    pub fn tell_outlets(&self, tell: impl Fn(&WeightOutlet)) {
+        let mut outlets = lock(&self.outlets);
+        outlets.retain(|outlet| outlet.upgrade().inspect(|outlet| tell(outlet)).is_some());
     }
 
     /// The error for a caller that comes after the end.

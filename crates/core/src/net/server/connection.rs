@@ -71,9 +71,9 @@ pub async fn serve(stream: TcpStream, peer: String, server: Arc<Shared>, mut adm
             admission.mark_authenticated();
             wants_weights = hello.content == Content::Weights;
             let wire = wire.as_mut().ok_or(End::Stranger)?;
-            match (hello.content, &server.ingress, &server.weight_source) {
-                (Content::Weights, _, Some(weight_source)) => {
-                    serve_weights(wire, &server, weight_source).await
+            match (hello.content, &server.ingress, &server.weight_outlet) {
+                (Content::Weights, _, Some(weight_outlet)) => {
+                    serve_weights(wire, &server, &weight_outlet.source()).await
                 }
                 (Content::Samples | Content::Records | Content::Forwarded, Some(ingress), _) => {
                     let connected = Connected::begin(ingress, address);

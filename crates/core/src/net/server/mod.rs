@@ -13,6 +13,7 @@
 //! | `sample_frames`, `record_frames`, `frame_scatter` | how frames get there; their bytes from the socket to their places |
 //! | `staging` | memory for frames that arrive slowly |
 //! | `session` | what each client has delivered, across connections |
+//! | `weight_outlet` | [`WeightOutlet`]: the weights that it gives out, also after a mirror has replaced them |
 //! | `weight_source`, `weight_frames` | weights, from shared memory to the socket |
 
 mod connection;
@@ -34,6 +35,7 @@ mod staging;
 mod stream;
 mod tcp_server;
 mod weight_frames;
+mod weight_outlet;
 mod weight_source;
 
 pub use feed::Feed;
@@ -42,3 +44,5 @@ pub use record_ingress::RecordIngress;
 pub use sample_ingress::SampleIngress;
 pub use shared::{Refused, TcpServerSpec};
 pub use tcp_server::TcpServer;
+pub use weight_outlet::WeightOutlet;
+pub(in crate::net) use weight_source::SourceEnd;

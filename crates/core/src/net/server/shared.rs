@@ -5,7 +5,7 @@ use super::guesses::Guesses;
 use super::ingress::Ingress;
 use super::session::Sessions;
 use super::staging::Staging;
-use super::weight_source::WeightSource;
+use super::weight_outlet::WeightOutlet;
 use crate::net::wire::frame::{Content, GoodbyeReason, Refusal};
 use crate::net::wire::stats::{ServerCounters, add};
 use crate::net::wire::tls::ServerTls;
@@ -86,7 +86,7 @@ pub struct Shared {
     /// `None`: the server only sends weights.
     pub ingress: Option<Ingress>,
     /// `None`: the server has no weights.
-    pub weight_source: Option<WeightSource>,
+    pub weight_outlet: Option<Arc<WeightOutlet>>,
     pub spec: TcpServerSpec,
     pub token: Token,
     /// `None`: the server made the token, which cannot be guessed.
@@ -143,8 +143,8 @@ impl Shared {
 
     /// The schema of this content; or, if the server has no such content, why the client is refused.
     pub fn expects(&self, content: Content) -> Result<&[u8], &'static str> {
-        match (content, &self.ingress, &self.weight_source) {
-            (Content::Weights, _, Some(weight_source)) => Ok(&weight_source.inventory().schema),
+        match (content, &self.ingress, &self.weight_outlet) {
+            (Content::Weights, _, Some(weight_outlet)) => Ok(weight_outlet.schema()),
             (Content::Weights, _, None) => Err(NO_WEIGHTS),
             (Content::Forwarded, Some(ingress @ Ingress::Samples(_)), _) => Ok(&ingress.facts().schema),
             (_, Some(ingress), _) if ingress.facts().content == content => Ok(&ingress.facts().schema),
@@ -156,7 +156,7 @@ impl Shared {
 
     /// Whether the weights are shut down, so that their clients need not come back.
     pub fn has_no_more_weights(&self) -> bool {
-        self.weight_source.as_ref().is_some_and(WeightSource::is_over)
+        self.weight_outlet.as_ref().is_some_and(|outlet| outlet.is_over())
     }
 
     /// Counts how a connection ended.

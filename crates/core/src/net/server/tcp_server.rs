@@ -13,7 +13,7 @@ use super::ingress::Ingress;
 use super::session::Sessions;
 use super::shared::{Admission, Refused, Shared, TcpServerSpec};
 use super::staging::Staging;
-use super::weight_source::WeightSource;
+use super::weight_outlet::WeightOutlet;
 use crate::error::{Error, Result};
 use crate::net::wire::limits::{MAX_SAMPLE_BYTES, check, check_at_least_one, check_at_most, within_reason};
 use crate::net::wire::stats::{ServerCounters, ServerStats, add};
@@ -59,6 +59,15 @@ impl TcpServer {
     pub fn serve(
         ingress: Option<Ingress>,
         weights: Option<Arc<Weights>>,
+        spec: TcpServerSpec,
+    ) -> Result<TcpServer> {
+        TcpServer::serve_outlet(ingress, weights.map(WeightOutlet::new).transpose()?.map(Arc::new), spec)
+    }
+
+    /// As [`serve`](Self::serve), with what gives out the weights: that of a mirror, for instance.
+    pub fn serve_outlet(
+        ingress: Option<Ingress>,
+        weights: Option<Arc<WeightOutlet>>,
         mut spec: TcpServerSpec,
     ) -> Result<TcpServer> {
         for time in [
@@ -101,7 +110,7 @@ impl TcpServer {
                 spec.staging_bytes.max(ingress.as_ref().map_or(0, |ingress| ingress.facts().largest)),
             ),
             ingress,
-            weight_source: weights.map(WeightSource::new).transpose()?,
+            weight_outlet: weights,
             spec,
             token,
             guesses: file.is_none().then(Guesses::default),
@@ -216,7 +225,7 @@ impl TcpServer {
         self.shared.stop.send_replace(true);
         self.threads.iter().for_each(OwnedThread::join);
         self.shared.ingress.iter().for_each(|ingress| ingress.close());
-        self.shared.weight_source.iter().for_each(WeightSource::close);
+        self.shared.weight_outlet.iter().for_each(|outlet| outlet.close());
     }
 }
 

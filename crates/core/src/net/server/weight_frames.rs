@@ -16,7 +16,7 @@ use super::end::{End, Never, closed, in_time};
 use super::header_reader::{HeaderReader, budget, handle_control};
 use super::shared::Shared;
 use super::stream::FrameStream;
-use super::weight_source::{LatestVersion, WeightSource};
+use super::weight_source::{LatestVersion, SourceEnd, WeightSource};
 use crate::net::wire::frame::{GoodbyeReason, Header, Kind, LeafList, VersionEnd};
 use crate::net::wire::leaf_cursor::{LeafCursor, Part};
 use crate::net::wire::stats::add;
@@ -42,6 +42,9 @@ pub async fn serve_weights(
     server: &Arc<Shared>,
     weight_source: &WeightSource,
 ) -> Result<Never, End> {
+    if weight_source.ended() == Some(SourceEnd::Withdrawn) {
+        return Err(ended(weight_source)); // Before the inventory, so that the client does not count as welcome.
+    }
     add(&server.counters.accepted, 1);
     add(&server.counters.weight_clients, 1);
     let _counted = ClientCount(server);
@@ -61,6 +64,17 @@ pub async fn serve_weights(
 /// The end of a connection whose weights are shut down.
 pub fn weights_ended() -> End {
     End::Goodbye(GoodbyeReason::RingClosed, "the learner has shut down its weights".to_owned())
+}
+
+/// The end of a connection whose source has ended.
+fn ended(weight_source: &WeightSource) -> End {
+    match weight_source.ended() {
+        Some(SourceEnd::Withdrawn) => {
+            let text = "this copy of the weights has lost its learner, or follows another one";
+            End::Goodbye(GoodbyeReason::Stopping, text.to_owned())
+        }
+        _ => weights_ended(),
+    }
 }
 
 /// Counts a client until it leaves.
@@ -91,7 +105,8 @@ impl WeightConnection<'_> {
                 Event::Latest(latest) => {
                     let have = self.wanted.filter(|&have| latest.version > have);
                     // The last version is sent, too, after the weights were shut down.
-                    let Some(have) = have else { return Err(weights_ended()) };
+                    let have = have.filter(|_| latest.end != Some(SourceEnd::Withdrawn));
+                    let Some(have) = have else { return Err(ended(self.weight_source)) };
                     self.wanted = None;
                     self.send(have).await?;
                 }
@@ -104,10 +119,11 @@ impl WeightConnection<'_> {
         let (wire, header_reader, latest) = (&mut *self.wire, &mut self.header_reader, &mut self.latest);
         let mut header = std::pin::pin!(header_reader.header(wire, &self.server.spec, |wire| wire.ping(0)));
         let Some(have) = self.wanted else { return header.await.map(Event::Frame) };
-        let mut told = std::pin::pin!(latest.wait_for(|latest| latest.version > have || latest.over));
+        let mut told =
+            std::pin::pin!(latest.wait_for(|latest| latest.version > have || latest.end.is_some()));
         std::future::poll_fn(|cx| {
             if let Poll::Ready(told) = told.as_mut().poll(cx) {
-                let over = LatestVersion { version: 0, over: true };
+                let over = LatestVersion { version: 0, end: Some(SourceEnd::ShutDown) };
                 return Poll::Ready(Ok(Event::Latest(told.map_or(over, |latest| *latest))));
             }
             header.as_mut().poll(cx).map_ok(Event::Frame)
@@ -120,8 +136,13 @@ impl WeightConnection<'_> {
             let pong = || Header { kind: Kind::Pong, ..*header };
             return handle_control(self.wire, &self.server.spec, header, pong).await;
         }
-        // The client may have a newer version than the watcher told us, but none newer than the weights have.
-        if self.wanted.is_some() || header.sequence > self.weight_source.version().map_err(closed)? {
+        // The client may have a newer version than the watcher told us, but none newer than the learner has.
+        let latest = if self.weight_source.may_lag() {
+            u64::MAX
+        } else {
+            self.weight_source.version().map_err(closed)?
+        };
+        if self.wanted.is_some() || header.sequence > latest {
             return Err(End::Damaged(
                 "a fetch is out of turn, or has a version that there is not".to_owned(),
             ));
@@ -133,7 +154,7 @@ impl WeightConnection<'_> {
     /// Sends what changed since `have`.
     async fn send(&mut self, have: u64) -> Result<(), End> {
         let Some(hold) = self.weight_source.hold().map_err(closed)? else {
-            return Err(weights_ended());
+            return Err(ended(self.weight_source));
         };
         let changed = hold.changed_since(have);
         let list = LeafList {

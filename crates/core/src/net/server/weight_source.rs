@@ -19,8 +19,17 @@ use tokio::sync::watch;
 pub struct LatestVersion {
     /// The latest; 0 before the first.
     pub version: u64,
-    /// Nothing more will come: the weights are shut down, or damaged.
-    pub over: bool,
+    /// Nothing more will come.
+    pub end: Option<SourceEnd>,
+}
+
+/// Why nothing more will come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SourceEnd {
+    /// The weights are shut down, or damaged. Clients get the last version.
+    ShutDown,
+    /// A mirror has other weights now, or has lost its learner. Clients may find more elsewhere, or here.
+    Withdrawn,
 }
 
 /// One reader of the weights, and the version watcher.
@@ -32,14 +41,16 @@ pub struct WeightSource {
     /// The version that was held last, as long as a connection sends it.
     held: Mutex<Weak<HeldVersion>>,
     inventory: Inventory,
+    is_mirror: bool,
     latest: watch::Sender<LatestVersion>,
     stop: Arc<AtomicBool>,
     watcher: OwnedThread,
 }
 
 impl WeightSource {
-    /// Attaches a reader to the weights, and starts the version watcher.
-    pub fn new(weights: Arc<Weights>) -> Result<WeightSource> {
+    /// Attaches a reader to the weights, and starts the version watcher. `is_mirror`: their mirror says when they end
+    /// ([`end`](Self::end)), because it also shuts down weights that it replaces.
+    pub fn new(weights: Arc<Weights>, is_mirror: bool) -> Result<WeightSource> {
         let geometry = weights.geometry();
         let schema = weights.segment().schema();
         check_at_most("leaves", geometry.leaves(), MAX_LEAVES)?;
@@ -47,20 +58,23 @@ impl WeightSource {
         let inventory = Inventory {
             lineage: weights.lineage(),
             checksums: weights.has_checksums(),
+            is_mirror: weights.is_mirror(),
             leaf_bytes: geometry.leaf_bytes.iter().map(|&bytes| bytes as u64).collect(),
             schema,
         };
         let reader = Arc::new(Reader::attach_as(Role::NetworkReader, weights.clone(), 1)?);
-        let (latest, stop) = (watch::Sender::new(look(&weights)), Arc::new(AtomicBool::new(false)));
+        let (latest, stop) =
+            (watch::Sender::new(look(&weights, is_mirror)), Arc::new(AtomicBool::new(false)));
         let watcher = OwnedThread::spawn("rollway-version", {
             let (weights, latest, stop) = (weights.clone(), latest.clone(), stop.clone());
-            move || watch_versions(&weights, &latest, &stop)
+            move || watch_versions(&weights, is_mirror, &latest, &stop)
         })?;
         Ok(WeightSource {
             weights,
             reader: Mutex::new(Some(reader)),
             held: Mutex::default(),
             inventory,
+            is_mirror,
             latest,
             stop,
             watcher,
@@ -76,9 +90,24 @@ impl WeightSource {
         self.latest.subscribe()
     }
 
-    /// Whether the weights are shut down.
-    pub fn is_over(&self) -> bool {
-        self.weights.is_closed()
+    /// Tells the connections, and those that come, that nothing more will come from here.
+    pub fn end(&self, end: SourceEnd) {
+        // The watcher may not have told of the last version yet, which clients still get.
+        let now = look(&self.weights, self.is_mirror);
+        self.latest.send_modify(|latest| {
+            *latest = LatestVersion { version: now.version, end: latest.end.or(Some(end)) };
+        });
+    }
+
+    /// Why nothing more will come.
+    pub fn ended(&self) -> Option<SourceEnd> {
+        let told = self.latest.borrow().end;
+        told.or_else(|| look(&self.weights, self.is_mirror).end)
+    }
+
+    /// Whether a client may have a newer version than there is here: from another server of the same lineage.
+    pub fn may_lag(&self) -> bool {
+        self.inventory.is_mirror
     }
 
     /// The latest version, as of now; 0 before the first.
@@ -120,16 +149,21 @@ impl Drop for WeightSource {
     }
 }
 
-fn look(weights: &Weights) -> LatestVersion {
-    let over = weights.is_closed();
+fn look(weights: &Weights, is_mirror: bool) -> LatestVersion {
+    let end = (!is_mirror && weights.is_closed()).then_some(SourceEnd::ShutDown);
     match weights.version() {
-        Ok(version) => LatestVersion { version, over },
-        Err(_) => LatestVersion { version: 0, over: true }, // The next hold says why.
+        Ok(version) => LatestVersion { version, end },
+        Err(_) => LatestVersion { version: 0, end: Some(SourceEnd::ShutDown) }, // The next hold says why.
     }
 }
 
 /// The work of the version watcher. It polls, too, because a writer may die after it published and before it notified.
-fn watch_versions(weights: &Weights, latest: &watch::Sender<LatestVersion>, stop: &AtomicBool) {
+fn watch_versions(
+    weights: &Weights,
+    is_mirror: bool,
+    latest: &watch::Sender<LatestVersion>,
+    stop: &AtomicBool,
+) {
     let event = &weights.protocol().control.published;
     let mut poll = LivenessPoll::start();
     loop {
@@ -137,8 +171,11 @@ fn watch_versions(weights: &Weights, latest: &watch::Sender<LatestVersion>, stop
         if stop.load(Ordering::Relaxed) {
             return;
         }
-        let now = look(weights);
-        latest.send_if_modified(|told| std::mem::replace(told, now) != now);
+        let now = look(weights, is_mirror);
+        latest.send_if_modified(|told| {
+            let now = LatestVersion { end: told.end.or(now.end), ..now };
+            std::mem::replace(told, now) != now
+        });
         event.wait(ticket, poll.pause());
     }
 }

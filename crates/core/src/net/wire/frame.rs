@@ -484,6 +484,8 @@ pub struct Inventory {
     pub lineage: u64,
     /// Whether the lists of leaves have checksums.
     pub checksums: bool,
+    /// Whether the versions come from other weights.
+    pub is_mirror: bool,
     /// Bytes of each leaf.
     pub leaf_bytes: Vec<u64>,
     pub schema: Vec<u8>,
@@ -496,12 +498,13 @@ impl Inventory {
         if leaves == 0 || leaves > MAX_LEAVES {
             return Err(Damage("an inventory has no leaves, or too many"));
         }
-        if flags > 1 {
+        if flags > 3 {
             return Err(Damage("an inventory has unknown flags"));
         }
         let leaf_bytes = (0..leaves).map(|_| fields.u64()).collect::<Result<_, _>>()?;
         let schema = fields.schema(MAX_WEIGHTS_SCHEMA_BYTES)?;
-        Ok(Inventory { lineage, checksums: flags == 1, leaf_bytes, schema })
+        let (checksums, is_mirror) = (flags & 1 != 0, flags & 2 != 0);
+        Ok(Inventory { lineage, checksums, is_mirror, leaf_bytes, schema })
     }
 
     pub fn frame(&self) -> Vec<u8> {
@@ -509,7 +512,7 @@ impl Inventory {
         let payload = [
             &self.lineage.to_le_bytes()[..],
             &(self.leaf_bytes.len() as u32).to_le_bytes(),
-            &(self.checksums as u32).to_le_bytes(),
+            &(self.checksums as u32 | (self.is_mirror as u32) << 1).to_le_bytes(),
             sizes.as_flattened(),
             &self.schema,
         ];

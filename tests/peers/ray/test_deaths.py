@@ -1,0 +1,235 @@
+"""Workers on another node send through its forwarder; each of those who take part is killed, and the samples counted."""
+
+import os
+import signal
+import threading
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rollway
+from rollway import _core
+from rollway.integrations.ray import connect, publish
+from rollway.integrations.ray.node_forwarder import node_actor_name
+from tests.peers.ray.conftest import NAMESPACE
+from tests.support.processes import until
+
+EXAMPLE = {"life": np.zeros((), np.int64), "step": np.zeros((), np.int64), "obs": np.zeros(64, np.float32)}
+
+
+class Worker:
+    """Sends numbered samples, and says in a file what the last one was that it had sent."""
+
+    def run(self, run, journal, steps):
+        life = len(list(Path(journal).glob("*"))) + os.getpid() * 1000
+        noted = Path(journal) / str(life)
+        noted.touch()
+        with connect(run).client() as client, noted.open("r+b", 0) as file:
+            for step in range(steps):
+                client.send({"life": life, "step": step, "obs": np.full(64, step, np.float32)})
+                file.seek(0)
+                file.write(step.to_bytes(8, "little"))
+        return life
+
+    def pid(self):
+        return os.getpid()
+
+
+class Taker:
+    """Takes all samples, in a thread."""
+
+    def __init__(self, server):
+        self.steps = defaultdict(list)
+        self._server = server
+        self._thread = threading.Thread(target=self._take, daemon=True)
+        self._thread.start()
+
+    def _take(self):
+        while True:
+            try:
+                sample = self._server.sample(timeout=0.5, at_least=1)
+            except rollway.WaitTimeout:
+                continue
+            if sample is None:
+                return
+            with sample:
+                assert (sample["obs"] == sample["step"][:, None]).all()
+                for life, step in zip(sample["life"].tolist(), sample["step"].tolist(), strict=True):
+                    self.steps[life].append(step)
+
+    @property
+    def total(self):
+        return sum(map(len, list(self.steps.values())))
+
+    def check(self, journal):
+        """Every sample that was sent is there, once and in its order."""
+        for noted in journal.glob("*"):
+            last = int.from_bytes(noted.read_bytes(), "little") if noted.stat().st_size else -1
+            until(lambda: len(self.steps[int(noted.name)]) > last, 60)
+            assert self.steps[int(noted.name)] == list(range(len(self.steps[int(noted.name)])))
+
+
+@pytest.fixture
+def far(ray):
+    """Starts workers on the second node."""
+    made = []
+
+    def start(count=1, **options):
+        made.extend(ray.remote(num_cpus=0, resources={"far": 1}, **options)(Worker).remote() for _ in range(count))
+        return made[-count:]
+
+    yield start
+    for worker in made:
+        ray.kill(worker)
+
+
+@pytest.fixture
+def learner():
+    with rollway.Server(EXAMPLE, 32, rollway.ShmTransport(), num_buffers=8) as server:
+        yield server
+
+
+def node_actor(ray, run):
+    """The forwarder of the second node."""
+    (node,) = {node["NodeID"] for node in ray.nodes() if node["Alive"] and "far" in node["Resources"]}
+    return ray.get_actor(node_actor_name(run, node))
+
+
+def node_segments(run):
+    return list(Path(_core.shm_directory()).glob(f"rollway.ray-{run}-*"))
+
+
+def test_a_killed_forwarder_loses_and_repeats_nothing(ray, far, learner, tmp_path):
+    with publish("forwarder-dies", learner):
+        taker = Taker(learner)
+        workers = far(2)
+        done = [worker.run.remote("forwarder-dies", tmp_path, 60_000) for worker in workers]
+        killed = set()
+        for round_ in range(3):
+            until(lambda: taker.total > 10_000 * (round_ + 1), 60)
+            pid = ray.get(node_actor(ray, "forwarder-dies").pid.remote())
+            killed.add(pid)
+            os.kill(pid, signal.SIGKILL)
+        lives = ray.get(done)
+        until(lambda: taker.total >= 120_000, 60)
+        assert len(killed) == 3 and all(taker.steps[life] == list(range(60_000)) for life in lives)
+    until(lambda: not node_segments("forwarder-dies"), 30)
+
+
+def test_a_killed_worker_loses_nothing_that_it_has_sent_and_comes_back(ray, far, learner, tmp_path):
+    with publish("worker-dies", learner):
+        taker = Taker(learner)
+        (worker,) = far(1, max_restarts=-1, max_task_retries=-1)
+        worker.run.remote("worker-dies", tmp_path, 1 << 40)
+        for life in range(2):
+            until(lambda: len(taker.steps) > life and taker.total > 1000 * (life + 1), 60)
+            os.kill(int(max(tmp_path.glob("*"), key=lambda path: path.stat().st_ctime).name) // 1000, signal.SIGKILL)
+        until(lambda: len(taker.steps) > 2, 60)
+        ray.kill(worker)
+        taker.check(tmp_path)
+
+
+LEARNER = """
+    import sys, ray, rollway, numpy as np
+    from rollway.integrations.ray import publish
+    ray.init(address=sys.argv[1], namespace=sys.argv[2], log_to_driver=False)
+    example = {"life": np.zeros((), np.int64), "step": np.zeros((), np.int64), "obs": np.zeros(64, np.float32)}
+    with rollway.Server(example, 32, rollway.ShmTransport(), num_buffers=8) as server, publish(sys.argv[3], server):
+        for number, sample in enumerate(server.dataset_iter()):
+            if number == 20:
+                print("learns", flush=True)
+"""
+
+
+def test_workers_go_on_with_the_learner_that_comes_after_a_killed_one(ray, far, learner, tmp_path, child, address):
+    first = child(LEARNER, address, NAMESPACE, "learner-dies")
+    (worker,) = far()
+    done = worker.run.remote("learner-dies", tmp_path, 50_000)
+    first.says("learns")
+    first.kill()
+    with publish("learner-dies", learner):
+        taker = Taker(learner)
+        life = ray.get(done)
+        until(lambda: taker.steps[life][-1:] == [49_999], 60)
+        steps = taker.steps[life]
+        assert steps == list(range(steps[0], 50_000)) and steps[0] > 0  # what the first one had, or had been sent
+
+
+WEIGHTS = """
+    import sys, ray, rollway, numpy as np
+    from rollway.integrations.ray import publish
+    ray.init(address=sys.argv[1], namespace=sys.argv[2], log_to_driver=False)
+    weights = rollway.SharedWeightSync.from_state_dict({"w": np.full(3, float(sys.argv[4]))})
+    with weights, rollway.Server({"x": np.zeros(1)}, 1) as server, publish(sys.argv[3], server, weights=weights):
+        print("published", flush=True)
+        sys.stdin.readline()
+"""
+
+
+class Reader:
+    def read(self, run):
+        with connect(run).weights() as weights:
+            weights.wait_for_version(1, timeout=60)
+            return weights.name, float(weights.read_weights()["w"][0])
+
+
+def test_all_workers_of_a_node_read_one_copy_of_the_weights_also_of_the_next_learner(ray, child, address):
+    first = child(WEIGHTS, address, NAMESPACE, "weights", 1.0)
+    first.says("published")
+    readers = [ray.remote(num_cpus=0, resources={"far": 1})(Reader).remote() for _ in range(2)]
+    copies = ray.get([reader.read.remote("weights") for reader in readers])
+    assert len({name for name, _ in copies}) == 1 and copies[0][0].startswith("ray-weights-")
+    assert {value for _, value in copies} == {1.0}
+    pid = ray.get(node_actor(ray, "weights").pid.remote())
+    first.kill()
+    second = child(WEIGHTS, address, NAMESPACE, "weights", 2.0)
+    second.says("published")
+    until(lambda: ray.get(readers[0].read.remote("weights"))[1] == 2.0, 60)
+    assert ray.get(node_actor(ray, "weights").pid.remote()) == pid
+    second.tell()
+    second.ends()
+    until(lambda: not node_segments("weights"), 30)
+    for reader in readers:
+        ray.kill(reader)
+
+
+def test_workers_are_told_when_the_learner_withdraws(ray, far, learner, tmp_path):
+    with publish("withdraws", learner):
+        taker = Taker(learner)
+        (worker,) = far()
+        done = worker.run.remote("withdraws", tmp_path, 1 << 40)
+        until(lambda: taker.total > 100, 60)
+        assert node_segments("withdraws")
+    with pytest.raises(rollway.ConnectionClosedError):
+        ray.get(done)
+    until(lambda: not node_segments("withdraws"), 30)
+
+    def is_gone():
+        try:
+            return not node_actor(ray, "withdraws")
+        except ValueError:
+            return True
+
+    until(is_gone, 30)
+
+
+def test_a_node_that_dies_stops_no_other_and_a_late_one_joins(ray, ray_cluster, far, learner, tmp_path):
+    with publish("node-dies", learner):
+        taker = Taker(learner)
+        doomed = ray_cluster.add_node(num_cpus=1, resources={"doomed": 1})
+        made = ray.remote(num_cpus=0, resources={"doomed": 1})(Worker).remote()
+        far()[0].run.remote("node-dies", tmp_path, 1 << 40)
+        made.run.remote("node-dies", tmp_path, 1 << 40)
+        until(lambda: len(taker.steps) == 2, 60)
+        pid = ray.get(node_actor(ray, "node-dies").pid.remote())
+        ray_cluster.remove_node(doomed, allow_graceful=False)
+        before = taker.total
+        until(lambda: taker.total > before + 5000, 60)
+        late = ray_cluster.add_node(num_cpus=1, resources={"late": 1})
+        ray.get(ray.remote(num_cpus=0, resources={"late": 1})(Worker).remote().run.remote("node-dies", tmp_path, 100))
+        assert ray.get(node_actor(ray, "node-dies").pid.remote()) == pid
+        until(lambda: len(taker.steps) == 3, 60)
+        ray_cluster.remove_node(late)
+    rollway.gc()
