@@ -73,6 +73,7 @@ class AlgorithmRunner(Runner):
     ) -> None:
         if num_collectors < 1 or num_envs % num_collectors:
             raise InvalidArgument(f"num_envs = {num_envs} cannot be shared equally by {num_collectors} collectors")
+        self.check_placement(placement)
         _check_device(device or "cpu")
         self.settings = self._settings_class.of(rl_cfg or {})
         storable(env_cfg_overrides or {}, "env_cfg_overrides")  # raises now, not after hours of training
@@ -93,6 +94,10 @@ class AlgorithmRunner(Runner):
         self._started = False
         self._forgives_exceptions = restart is not None
         self.board = ProgressTracker(self.settings.return_window)
+
+    @classmethod
+    def check_placement(cls, placement: Placement | None) -> None:
+        """`InvalidArgument` when the collectors of this algorithm cannot run there."""
 
     @abstractmethod
     def _start(self) -> None:
@@ -157,7 +162,9 @@ class AlgorithmRunner(Runner):
 
     def _share_weights(self) -> None:
         """Makes the weights of the actor readable for the collectors."""
-        self.weights = self.own(WeightSync.from_state_dict(self.learner.actor.state_dict()))
+        self.weights = self.own(
+            WeightSync.from_state_dict(self.learner.actor.state_dict(), max_readers=self.num_collectors + 64)
+        )
         self.version = self.weights.version
 
     def _publish(self) -> None:

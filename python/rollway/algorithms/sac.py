@@ -31,6 +31,7 @@ from rollway.errors import InvalidArgument, WaitTimeout
 from rollway.replay.buffer import TransitionBuffer
 from rollway.replay.pipeline import ReplayPipeline
 from rollway.ring.server import Server
+from rollway.runner.supervisor import Placement
 from rollway.transport.shm import ShmTransport
 
 
@@ -98,11 +99,6 @@ class SacRunner(AlgorithmRunner):
     _settings_class = SacSettings
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        if kwargs.get("placement") is not None:
-            raise InvalidArgument(
-                "SAC's collectors run on the learner's machine: they add to its replay buffer, which takes nothing from "
-                "other nodes yet. Leave out placement (or --ray), or train with APPO"
-            )
         super().__init__(*args, **kwargs)
         s, env = self.settings, self.env
         self.learner = SacLearner(env, s, self.device)
@@ -114,6 +110,15 @@ class SacRunner(AlgorithmRunner):
         self.replay = self.own(TransitionBuffer(s.capacity, env.obs_dim, env.action_dim, self.device, fields=fields))
         self.batches = self.own(ReplayPipeline(self.replay, sample_count=s.batch_size, base_seed=s.seed))
         self.chunks = self.own(Chunks(blank_report(self.envs_of(0), s), room=self.num_collectors + 1))
+
+    @classmethod
+    def check_placement(cls, placement: Placement | None) -> None:
+        """Refuses any: a replay buffer takes nothing from other machines yet."""
+        if placement is not None:
+            raise InvalidArgument(
+                "the collectors of SAC run on the learner's machine, because they add to its replay buffer: leave out "
+                "placement= (on the command line --ray), or train with APPO"
+            )
 
     def _start(self) -> None:
         arguments = self.env, self.settings, self.envs_of(0)

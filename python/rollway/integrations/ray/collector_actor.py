@@ -7,6 +7,7 @@ runner's restart policy decides whether another actor is started.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import threading
@@ -14,12 +15,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rollway.errors import CollectorError, ConnectionClosedError
-from rollway.integrations.ray.cluster import initialised, is_initialised
+from rollway.integrations.ray.cluster import initialised, is_initialised, node_id
 from rollway.integrations.ray.collector_call import unpickled
-from rollway.integrations.ray.collector_line import CollectorLine, LearnerLines, place
+from rollway.integrations.ray.collector_line import CollectorLine, LearnerLines
 from rollway.integrations.ray.plane import Route
 from rollway.runner.collector import Collector, StopFlag
 from rollway.runner.collector_error import Failure, format_collector_death
@@ -41,6 +42,19 @@ class CollectorStart:
     route: Route
 
 
+class CollectorPlace(NamedTuple):
+    """Where a collector runs: what it says first."""
+
+    pid: int
+    host: str
+    node_id: str
+
+    @classmethod
+    def here(cls) -> CollectorPlace:
+        """That of this process."""
+        return cls(os.getpid(), initialised().util.get_node_ip_address(), node_id())
+
+
 class CollectorActor:
     """The actor."""
 
@@ -49,7 +63,7 @@ class CollectorActor:
         try:
             line = CollectorLine(start.address, start.key)
             with contextlib.closing(line), contextlib.ExitStack() as opened:
-                line.send_bytes(place())
+                line.send_bytes(json.dumps(CollectorPlace.here()).encode())
                 collector = Collector(start.index, start.life, StopFlag(line), line)
                 _call(collector, unpickled(call, start.route, opened))
                 if line.was_cut:
@@ -96,7 +110,8 @@ class PlacedCollector(SupervisedCollector):
         self._lines, self._make, self._call, self._route = lines, make, call, route
         self._actor: Any = None
         self._done: Future[bytes | None]
-        self._place: str | None = None
+        self.place: CollectorPlace | None = None
+        """Where Ray has placed its actor."""
         self._news: _News
         self._key = b""
         self._is_killed = False
@@ -111,11 +126,11 @@ class PlacedCollector(SupervisedCollector):
     @property
     def pid(self) -> int | None:
         """Its process, on whatever node; ``None`` until Ray has placed it."""
-        return None if self._place is None else int(self._place.split()[0])
+        return None if self.place is None else self.place.pid
 
     def start(self) -> None:
         """Makes an actor, which Ray places when it can."""
-        self._began, self._place, self._is_killed = None, None, False
+        self._began, self.place, self._is_killed = None, None, False
         self.started_at = time.monotonic()
         self._news = news = _News()
         self._key = self._lines.expect(news.add)
@@ -135,8 +150,8 @@ class PlacedCollector(SupervisedCollector):
     def read_reports(self, reports: Reports) -> None:
         """Takes its reports."""
         for message in self._news.take():
-            if self._place is None:
-                self._place = message.decode(errors="replace")
+            if self.place is None:
+                self.place = CollectorPlace(*json.loads(message))
             else:
                 self._take(message, reports)
 
@@ -175,7 +190,8 @@ class PlacedCollector(SupervisedCollector):
         return error
 
     def _error(self, what: str) -> CollectorError:
-        where = "not placed yet" if self._place is None else "pid {} on {}".format(*self._place.split(maxsplit=1))
+        at = self.place
+        where = "not placed" if at is None else f"pid {at.pid} on {at.host}, node {at.node_id[:8]}"
         error = CollectorError(f"collector {self.index} ({where}) {what}")
         error.index, error.pid = self.index, self.pid or 0
         return error

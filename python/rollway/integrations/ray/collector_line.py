@@ -2,7 +2,7 @@
 
 ```text
 collector ── key ──────────────▶ learner     the key that the learner gave to the actor
-collector ── length, message ──▶ learner     process and host, then what `Collector` sends
+collector ── length, message ──▶ learner     its place, then what `Collector` sends
 collector ◀── one byte ───────── learner     the order to stop
 ```
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import secrets
 import select
 import socket
@@ -41,7 +40,8 @@ class LearnerLines:
 
     def __init__(self, host: str) -> None:
         self._takers: dict[bytes, Callable[[bytes], None]] = {}
-        self._writers: set[asyncio.StreamWriter] = set()
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._collectors: set[asyncio.StreamWriter] = set()
         self._is_set = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rollway-collectors", daemon=True)
@@ -82,34 +82,41 @@ class LearnerLines:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def _tell(self) -> None:
-        for writer in self._writers:
-            writer.write(_STOP)
+        for collector in self._collectors:
+            collector.write(_STOP)
 
     async def _end(self) -> None:
         self._server.close()
-        serving = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in serving:
-            task.cancel()
-        await asyncio.gather(*serving, return_exceptions=True)
+        for connection in self._connections.values():
+            connection.close()
+        await asyncio.gather(*self._connections)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, until it ends."""
-        with contextlib.closing(writer), contextlib.suppress(asyncio.IncompleteReadError, TimeoutError, OSError):
-            key = await asyncio.wait_for(reader.readexactly(KEY_BYTES), _KEY_WAIT_S)
-            if key not in self._takers:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections[task] = writer
+        try:
+            with contextlib.suppress(asyncio.IncompleteReadError, TimeoutError, OSError):
+                await self._take(reader, writer)
+        finally:
+            del self._connections[task]
+            self._collectors.discard(writer)
+            writer.close()
+
+    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        key = await asyncio.wait_for(reader.readexactly(KEY_BYTES), _KEY_WAIT_S)
+        if key not in self._takers:
+            return
+        ask_when_silent(writer.get_extra_info("socket"))
+        self._collectors.add(writer)
+        if self._is_set:
+            writer.write(_STOP)
+        while take := self._takers.get(key):
+            (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+            if length > _MAX_MESSAGE_BYTES:
                 return
-            ask_when_silent(writer.get_extra_info("socket"))
-            self._writers.add(writer)
-            try:
-                if self._is_set:
-                    writer.write(_STOP)
-                while take := self._takers.get(key):
-                    (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-                    if length > _MAX_MESSAGE_BYTES:
-                        return
-                    take(await reader.readexactly(length))
-            finally:
-                self._writers.discard(writer)
+            take(await reader.readexactly(length))
 
 
 class CollectorLine:
@@ -167,8 +174,3 @@ class CollectorLine:
             self._socket.settimeout(1.0)
             self._socket.sendall(self._rest)
         self._socket.close()
-
-
-def place() -> bytes:
-    """What a collector says of itself first."""
-    return f"{os.getpid()} {socket.gethostname()}".encode()

@@ -88,7 +88,9 @@ class LearnerEntry:
         reconnect_timeout_s: float,
     ) -> LearnerEntry:
         """That of a server of this process."""
-        schema = server.schema
+        schema, name = server.schema, server.name
+        if isinstance(server, RolloutRing):
+            name = server._name  # `RolloutRingBuffer` has a dict under ``name``
         forms = [_form(leaf) for leaf in schema.leaves]
         example = schema.unflatten(forms) if isinstance(schema, Schema) else dict(zip(schema, forms, strict=True))
         return cls(
@@ -107,7 +109,7 @@ class LearnerEntry:
             structure=pickled(example),
             on_full=server.on_full,
             node_ring=(1, server.num_slots) if isinstance(server, RolloutRing) else None,
-            ring=None if server.name is None else SegmentIdentity.of(server.name),
+            ring=None if name is None else SegmentIdentity.of(name),
             weights=None if weights is None else SegmentIdentity.of(weights.name),
             reconnect_timeout_s=reconnect_timeout_s,
         )

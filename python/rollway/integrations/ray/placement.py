@@ -15,7 +15,7 @@ from rollway.integrations.ray import cluster
 from rollway.integrations.ray.collector_actor import CollectorActor, PlacedCollector
 from rollway.integrations.ray.collector_call import PublishedResources
 from rollway.integrations.ray.collector_line import LearnerLines
-from rollway.integrations.ray.plane import Route
+from rollway.integrations.ray.plane import Route, is_forced
 from rollway.runner import runner
 from rollway.runner.restart_policy import RestartCount, RestartPolicy
 from rollway.runner.supervisor import CollectorSupervisor
@@ -57,6 +57,7 @@ class RayPlacement:
         for what in ("num_cpus", "num_gpus", "start_timeout_s"):
             if not getattr(self, what) >= 0:
                 raise InvalidArgument(f"{what} = {getattr(self, what)} is out of range: at least 0")
+        is_forced(self.route)  # raises if there is no such route
 
     def supervisor(
         self, policy: RestartPolicy | None, *, stop_timeout_s: float, kill_timeout_s: float
@@ -101,7 +102,8 @@ class ActorSupervisor(CollectorSupervisor):
         self, target: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Callable[[int], PlacedCollector]:
         call = cluster.initialised().put(self._published.pickled((target, args, kwargs)))
-        make, route = self._placement.make_actor, self._placement.route
+        make = self._placement.make_actor
+        route: Route = "forwarder" if is_forced(self._placement.route) else "auto"
         return lambda index: PlacedCollector(index, RestartCount(self._policy), self._lines, make, call, route)
 
     def check(self) -> None:
@@ -115,6 +117,16 @@ class ActorSupervisor(CollectorSupervisor):
         if len(late) > self._late:
             _log.warning("%s", self._why_late(f"{self.alive - len(waiting)} of {self.alive} collectors"))
         self._late = len(late)
+
+    def pids(self) -> dict[int, int]:
+        """The process of each living collector that Ray has placed, on whatever node."""
+        self._poll(0.0)
+        return super().pids()
+
+    def nodes(self) -> dict[int, str]:
+        """The node of each living collector that Ray has placed, by its identifier."""
+        self._poll(0.0)
+        return {child.index: child.place.node_id for child in self._placed() if child.place is not None}
 
     def tell_to_stop(self) -> None:
         """Tells them to stop, and lets those return that wait for room."""

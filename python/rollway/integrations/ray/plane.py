@@ -35,10 +35,14 @@ def connect(name: str, timeout_s: float = 60.0, *, route: Route = "auto") -> Pla
 
     `LearnerUnreachable` says why there is no learner. `ProtocolMismatch`: it runs another version of Rollway.
     """
+    return Plane(name, timeout_s, is_forced(route))
+
+
+def is_forced(route: Route) -> bool:
+    """Whether workers on the learner's node go through a forwarder, too."""
     if route not in ("auto", "forwarder"):
         raise InvalidArgument(f"route is {route!r}; it must be 'auto' or 'forwarder'")
-    forced = route == "forwarder" or os.environ.get(_FORCED, "0") not in ("", "0")
-    return Plane(name, timeout_s, forced)
+    return route == "forwarder" or os.environ.get(_FORCED, "0") not in ("", "0")
 
 
 class Plane:
