@@ -26,6 +26,7 @@ from rollway.algorithms.settings import AppoSettings, SacSettings
 from rollway.errors import InvalidArgument
 from rollway.runner.restart_policy import RestartPolicy
 from rollway.runner.runner import Runner
+from rollway.runner.supervisor import Placement
 from rollway.weights.weight_sync import WeightSync
 
 _RESTART = RestartPolicy.always(backoff_s=0.2, backoff_cap_s=5.0)
@@ -46,6 +47,7 @@ class AlgorithmRunner(Runner):
         restart: What to do when a collector dies. By default a killed collector is always restarted, and an exception
             of a collector is raised here.
         on_progress: Called with plain numbers after every iteration.
+        placement: Where the collectors run, if not in processes of this machine; see `Runner`. For APPO.
     """
 
     _algorithm: Algorithm
@@ -67,9 +69,11 @@ class AlgorithmRunner(Runner):
         num_collectors: int = 2,
         restart: RestartPolicy | None = None,
         on_progress: Callable[[Mapping[str, float]], None] | None = None,
+        placement: Placement | None = None,
     ) -> None:
         if num_collectors < 1 or num_envs % num_collectors:
             raise InvalidArgument(f"num_envs = {num_envs} cannot be shared equally by {num_collectors} collectors")
+        self.check_placement(placement)
         _check_device(device or "cpu")
         self.settings = self._settings_class.of(rl_cfg or {})
         storable(env_cfg_overrides or {}, "env_cfg_overrides")  # raises now, not after hours of training
@@ -79,6 +83,7 @@ class AlgorithmRunner(Runner):
             num_envs=num_envs,
             restart=restart or _RESTART,
             on_progress=on_progress,
+            placement=placement,
         )
         self.env_name = env_name
         self.env_cfg_overrides = dict(env_cfg_overrides or {})
@@ -89,6 +94,10 @@ class AlgorithmRunner(Runner):
         self._started = False
         self._forgives_exceptions = restart is not None
         self.board = ProgressTracker(self.settings.return_window)
+
+    @classmethod
+    def check_placement(cls, placement: Placement | None) -> None:
+        """`InvalidArgument` when the collectors of this algorithm cannot run there."""
 
     @abstractmethod
     def _start(self) -> None:
@@ -153,7 +162,9 @@ class AlgorithmRunner(Runner):
 
     def _share_weights(self) -> None:
         """Makes the weights of the actor readable for the collectors."""
-        self.weights = self.own(WeightSync.from_state_dict(self.learner.actor.state_dict()))
+        self.weights = self.own(
+            WeightSync.from_state_dict(self.learner.actor.state_dict(), max_readers=self.num_collectors + 64)
+        )
         self.version = self.weights.version
 
     def _publish(self) -> None:

@@ -27,10 +27,11 @@ from rollway.algorithms.runner import AlgorithmRunner
 from rollway.algorithms.sac_collector import Report, blank_report, collect
 from rollway.algorithms.sac_learner import SacLearner
 from rollway.algorithms.settings import SacSettings
-from rollway.errors import WaitTimeout
+from rollway.errors import InvalidArgument, WaitTimeout
 from rollway.replay.buffer import TransitionBuffer
 from rollway.replay.pipeline import ReplayPipeline
 from rollway.ring.server import Server
+from rollway.runner.supervisor import Placement
 from rollway.transport.shm import ShmTransport
 
 
@@ -109,6 +110,15 @@ class SacRunner(AlgorithmRunner):
         self.replay = self.own(TransitionBuffer(s.capacity, env.obs_dim, env.action_dim, self.device, fields=fields))
         self.batches = self.own(ReplayPipeline(self.replay, sample_count=s.batch_size, base_seed=s.seed))
         self.chunks = self.own(Chunks(blank_report(self.envs_of(0), s), room=self.num_collectors + 1))
+
+    @classmethod
+    def check_placement(cls, placement: Placement | None) -> None:
+        """Refuses any: a replay buffer takes nothing from other machines yet."""
+        if placement is not None:
+            raise InvalidArgument(
+                "the collectors of SAC run on the learner's machine, because they add to its replay buffer: leave out "
+                "placement= (on the command line --ray), or train with APPO"
+            )
 
     def _start(self) -> None:
         arguments = self.env, self.settings, self.envs_of(0)

@@ -205,6 +205,13 @@ SaveInterval = Annotated[
 Wandb = Annotated[
     str | None, typer.Option(metavar="PROJECT", help="Also write the numbers to this project of Weights & Biases.")
 ]
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS",
+        help="Collect on the nodes of this Ray cluster: auto, or host:port. Run this on one of them. Only appo.",
+    ),
+]
 Set = Annotated[list[str] | None, typer.Option("--set", help="A setting of the algorithm, as name=value. Repeatable.")]
 
 
@@ -227,6 +234,7 @@ def _add_training(
         resume: Resume = False,
         save_interval: SaveInterval = None,
         wandb: Wandb = None,
+        ray: Ray = None,
         settings: Set = None,
     ) -> None:
         need_packages("rollway train", "train", "torch", "gymnasium", "matplotlib")  # before minutes of training
@@ -242,6 +250,7 @@ def _add_training(
             "device": device,
             "save_interval": save_interval,
             "wandb": wandb,
+            "ray": ray,
         }
         given = {name: value for name, value in options.items() if value is not None}
         given["settings"] = ({} if seed is None else {"seed": str(seed)}) | _named(settings or [])

@@ -26,6 +26,7 @@ from rollway.replay.buffer import TransitionBuffer
 from rollway.ring.rollout_ring import OnFull, RolloutOptions, RolloutRing
 from rollway.runner.restart_policy import RestartPolicy
 from rollway.runner.runner import Progress, Runner
+from rollway.runner.supervisor import Placement
 from rollway.transport.policies import IfExists, Keep
 from rollway.weights.obs_norm_stats import ObsNormStats
 from rollway.weights.weight_sync import WeightOptions, WeightSync
@@ -271,6 +272,7 @@ class RunnerOptions(TypedDict, total=False):
     restart: RestartPolicy | None
     stop_timeout_s: float
     on_progress: Callable[[Progress], None] | None
+    placement: Placement | None
 
 
 class AsyncRunner(Runner):
@@ -284,7 +286,8 @@ class AsyncRunner(Runner):
         collector_device: Where collectors compute; as ``device`` when left out.
         sim_backend: The simulator.
         num_envs: Environments of all collectors together; see `envs_of`.
-        **options: As for `Runner`: ``num_collectors``, ``restart``, ``stop_timeout_s``, ``on_progress``.
+        **options: As for `Runner`: ``num_collectors``, ``restart``, ``stop_timeout_s``, ``on_progress``,
+            ``placement``.
     """
 
     def __init__(

@@ -31,6 +31,7 @@ from rollway.schema.leaves import read_leaves
 from rollway.schema.pytree import Schema, explained
 from rollway.segment.closes_on_exit import ClosesOnExit
 from rollway.segment.naming import auto_name
+from rollway.transport.base import Endpoint, Intake, Transport
 
 Array = np.ndarray[Any, Any]
 OnFull = Literal["drop_oldest", "block"]
@@ -194,6 +195,16 @@ class RolloutRing(ClosesOnExit):
     def name(self) -> str:
         """What others attach to."""
         return self._name
+
+    @property
+    def schema(self) -> Schema:
+        """The fields of a rollout."""
+        return self._schema
+
+    @property
+    def on_full(self) -> OnFull:
+        """What writers do when every slot is full."""
+        return self._on_full
 
     @property
     def slot_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -404,6 +415,26 @@ class RolloutRing(ClosesOnExit):
                 self.wait_for_data(0.0)
         self._sample = None
 
+    # ── other hosts ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def add_transport(self, transport: Transport) -> Endpoint:
+        """Starts a way in for writers on other hosts, each of whose samples is a rollout. Only in a reader.
+
+        It ends with its ``stop()``, or with this handle.
+
+        >>> import rollway
+        >>> with RolloutRing(num_envs=2, num_steps=3, obs_dim=4, action_dim=1) as ring:
+        ...     way_in = ring.add_transport(rollway.TcpTransport())
+        ...     rollout = {field: np.ones(shape, np.float32) for field, shape in ring.slot_shapes.items()}
+        ...     with rollway.TcpClient("localhost", way_in.port, rollout) as client:
+        ...         _ = client.send(rollout)
+        ...     ring.wait_for_data(timeout=10.0), float(ring.read_numpy_views()["rewards"].sum())
+        (True, 6.0)
+        """
+        endpoint = transport.start(Intake(self._reader(), self._schema, self._plan))
+        self._ends.endpoints.append(endpoint)
+        return endpoint
+
     # ── life ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def close(self) -> None:
@@ -539,8 +570,11 @@ class _Ends:
         self.consumer: Consumer | None = None
         self.producer: Producer | None = None
         self.unpin: Callable[[], None] | None = None
+        self.endpoints: list[Endpoint] = []
 
     def close(self) -> None:
+        for endpoint in self.endpoints:
+            endpoint.stop()
         if self.producer is not None:
             self.producer.close()
         if self.consumer is not None:

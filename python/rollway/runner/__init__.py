@@ -1,13 +1,15 @@
 """Runner: a learner, its collector processes, and what supervises them.
 
 ```text
-runner.py            `Runner`: the learner of an asynchronous algorithm, to be subclassed
-supervisor.py        `CollectorSupervisor`: starts collectors, notices deaths, restarts, stops
-collector.py         `Collector`, `StopFlag`: what runs in a collector process
-collector_error.py   why a collector died, in words
-restart_policy.py    `RestartPolicy`: which deaths are followed by a restart
-parent_watch.py      ends a collector when its learner is gone
-training_log.py      the numbers of a run, in a file and in TensorBoard
+runner.py                 `Runner`: the learner of an asynchronous algorithm, to be subclassed
+supervisor.py             `CollectorSupervisor`: starts collectors, notices deaths, restarts, stops
+supervised_collector.py   one collector, as the supervisor sees it
+collector_process.py      one that is a process of this machine
+collector.py              `Collector`, `StopFlag`: what runs in a collector process
+collector_error.py        why a collector died, in words
+restart_policy.py         `RestartPolicy`: which deaths are followed by a restart
+parent_watch.py           ends a collector when its learner is gone
+training_log.py           the numbers of a run, in a file and in TensorBoard
 ```
 """
 

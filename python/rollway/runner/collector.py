@@ -6,14 +6,13 @@ The supervisor makes one for each process and gives it to the target as its firs
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, Protocol
 
 from rollway.errors import ConnectionClosedError, InvalidArgument
 from rollway.runner import parent_watch
@@ -23,13 +22,26 @@ LONGEST_WAIT_S = 1e6  # the milliseconds of poll() are an int
 _MAX_REPORT_BYTES = 4_000  # less than PIPE_BUF: a report is written whole or not at all
 
 
+class _Polls(Protocol):
+    """A `Connection` from the learner, or what stands for one on another machine."""
+
+    def poll(self, timeout: float | None) -> bool: ...
+    def close(self) -> None: ...
+
+
+class _Sends(Protocol):
+    """A `Connection` to the learner, or what stands for one on another machine."""
+
+    def send_bytes(self, data: bytes, /) -> None: ...
+
+
 class StopFlag:
     """Set once by the learner, or by its death, and seen by every collector. Waiting for it costs no CPU.
 
     The flag is a pipe with a message in it that is never read. It has the methods of `multiprocessing.Event`.
     """
 
-    def __init__(self, read_end: Connection, write_end: Connection | None = None) -> None:
+    def __init__(self, read_end: _Polls, write_end: Connection | None = None) -> None:
         self._read_end = read_end
         self._write_end = write_end
 
@@ -68,7 +80,7 @@ class Collector:
     """How often it was restarted."""
     stop: StopFlag
     """Set when the target has to return."""
-    _reports: Connection
+    _reports: _Sends
 
     def report(self, **numbers: float) -> bool:
         """Sends plain numbers to the learner, which gets them from `Runner.reports`. Never waits.
@@ -123,7 +135,6 @@ def run(collector: Collector, pipes: CollectorPipes, target: CollectorTarget) ->
     # The learner handles Ctrl-C, and tells collectors to stop. Until here the signal was blocked.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    os.set_blocking(collector._reports.fileno(), False)
     try:
         with collector_error_guard(pipes.errors):
             try:

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 from rollway.errors import CollectorError, InvalidArgument
 from rollway.runner.restart_policy import RestartPolicy
-from rollway.runner.supervisor import CollectorSupervisor
+from rollway.runner.supervisor import CollectorSupervisor, Placement
 from rollway.runner.training_log import TrainingLog
 from rollway.segment.closes_on_exit import ClosesOnExit
 
@@ -49,6 +49,8 @@ class Runner(ClosesOnExit, ABC):
         stop_timeout_s: How long collectors have to return when the runner is closed, before they get SIGTERM. After the
             same time again, but at most 5 s, they get SIGKILL.
         on_progress: Called with plain numbers after every iteration; see `log`.
+        placement: Where the collectors run: `rollway.integrations.ray.RayPlacement` makes them actors on any node of a
+            Ray cluster. Left out, they are processes of this machine.
 
     >>> class Counting(Runner):
     ...     def learn(self, max_iterations, save_interval=50, log_dir="logs"):
@@ -78,19 +80,19 @@ class Runner(ClosesOnExit, ABC):
         restart: RestartPolicy | None = None,
         stop_timeout_s: float = 10.0,
         on_progress: Callable[[Progress], None] | None = None,
+        placement: Placement | None = None,
     ) -> None:
         num_envs = num_collectors if num_envs is None else num_envs
         if not 1 <= num_collectors <= num_envs:
             raise InvalidArgument(f"num_collectors = {num_collectors} must be between 1 and num_envs = {num_envs}")
         self.num_envs = num_envs
         self.num_collectors = num_collectors
-        self._supervisor = CollectorSupervisor(
-            restart, stop_timeout_s=stop_timeout_s, kill_timeout_s=min(stop_timeout_s, 5.0)
-        )
+        supervise = CollectorSupervisor if placement is None else placement.supervisor
+        self._supervisor = supervise(restart, stop_timeout_s=stop_timeout_s, kill_timeout_s=min(stop_timeout_s, 5.0))
         self._resources = ExitStack()
         self._on_progress = on_progress
         self._numbers: dict[str, float] = {}
-        # Also when it is dropped without `close`; see `_close_all` for the end of the interpreter.
+        # Also when it is dropped without `close`; see `close_all` for the end of the interpreter.
         self._finalizer = weakref.finalize(self, _end, self._supervisor, self._resources)
         self._finalizer.atexit = False
         _open.add(self)
@@ -216,10 +218,11 @@ def _end(supervisor: CollectorSupervisor, resources: ExitStack) -> None:
 _open: weakref.WeakSet[Runner] = weakref.WeakSet()
 
 
-def _close_all() -> None:
+def close_all() -> None:
+    """Closes every runner of this process that is open. At the end of the interpreter."""
     with ExitStack() as stack:  # closes every runner, also after one that raises
         for runner in list(_open):
             stack.callback(runner.close)
 
 
-atexit.register(_close_all)  # registered after that of multiprocessing, so it runs before: that one waits for children
+atexit.register(close_all)  # registered after that of multiprocessing, so it runs before: that one waits for children

@@ -12,7 +12,7 @@ import rollway
 from rollway import AsyncRunner, RestartPolicy, RolloutRingBuffer
 from rollway.runner import runner as runner_module
 from rollway.runner import training_log
-from rollway.runner.supervisor import _CollectorProcess
+from rollway.runner.collector_process import CollectorProcess
 from tests.support.collector_targets import (
     Unpicklable,
     collect,
@@ -142,14 +142,14 @@ def test_collectors_are_restarted_as_the_policy_says_and_the_others_go_on():
 def test_a_restart_that_the_system_refuses_is_a_death_and_not_the_end(monkeypatch, policy):
     refusals = [OSError(errno.EAGAIN, "no process to be had"), None]
 
-    def restart(member, start=_CollectorProcess.start):
+    def restart(member, start=CollectorProcess.start):
         if refusals and (refusal := refusals.pop(0)):
             raise refusal
         start(member)
 
     with Runner(restart=policy) as runner:
         runner.start_collectors(count)
-        monkeypatch.setattr(_CollectorProcess, "start", restart)
+        monkeypatch.setattr(CollectorProcess, "start", restart)
         os.kill(runner.supervisor.pids()[0], signal.SIGKILL)
         if policy.max_restarts:
             with pytest.raises(rollway.CollectorError, match=r"collector 0 could not be started again.*no process"):
@@ -225,7 +225,7 @@ def test_the_end_of_the_interpreter_closes_every_runner_even_when_one_fails():
     for runner in runners:
         runner.own(Failing())
     with pytest.raises(RuntimeError, match="this one cannot be closed"):
-        runner_module._close_all()
+        runner_module.close_all()
     assert all(repr(runner).endswith("closed>") for runner in runners)
 
 

@@ -37,6 +37,8 @@ class TrainRequest:
     wandb: str | None = None
     wandb_id: str | None = None
     settings: Mapping[str, str] | None = None
+    ray: str | None = None
+    """The address of a cluster of Ray whose nodes collect."""
 
     @classmethod
     def read(cls, path: Path) -> Self:

@@ -23,7 +23,8 @@ from rollway.cli.train import curve
 from rollway.cli.train.run_directory import RunDirectory, TrainRequest
 from rollway.cli.train.screen import Screen
 from rollway.cli.train.wandb_log import WandbLog
-from rollway.errors import CollectorError, InvalidArgument, SystemCallFailed, UnusableEnvironment
+from rollway.errors import ClusterUnavailable, CollectorError, InvalidArgument, SystemCallFailed, UnusableEnvironment
+from rollway.integrations.ray import RayPlacement, cluster
 from rollway.runner import training_log
 
 _WRONG_USAGE, _INTERRUPTED, _NOT_REACHED, _FAILED = 2, 130, 1, 1
@@ -54,7 +55,7 @@ def train(defaults: TrainRequest, given: Mapping[str, Any], log_dir: Path | None
             return _WRONG_USAGE
         _print_error(f"on {request.env!r}, {error}")
         return _FAILED
-    except SystemCallFailed as error:
+    except (SystemCallFailed, ClusterUnavailable) as error:
         _print_error(str(error))
         return _FAILED
 
@@ -68,14 +69,20 @@ def _print_error(text: str) -> None:
 def _runner(directory: RunDirectory) -> Iterator[AlgorithmRunner]:
     request = directory.request
     kind = AppoRunner if request.algorithm == "appo" else SacRunner
-    with kind(
-        request.env,
-        rl_cfg=dict(request.settings or {}),
-        wrappers=request.wrappers,
-        device=request.device,
-        num_envs=request.envs * request.collectors,
-        num_collectors=request.collectors,
-    ) as runner:
+    placement = None if request.ray is None else RayPlacement()
+    kind.check_placement(placement)
+    with (
+        contextlib.nullcontext() if request.ray is None else cluster.joined(request.ray),
+        kind(
+            request.env,
+            rl_cfg=dict(request.settings or {}),
+            wrappers=request.wrappers,
+            device=request.device,
+            num_envs=request.envs * request.collectors,
+            num_collectors=request.collectors,
+            placement=placement,
+        ) as runner,
+    ):
         if directory.is_resumed:
             runner.resume(directory.path)
         yield runner

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import secrets
+import socket
 import time
+from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
-from rollway.errors import ClusterUnavailable, WaitTimeout, need_packages
+from rollway.errors import ClusterUnavailable, InvalidArgument, WaitTimeout, need_packages
 
 _LOOK_S = (0.02, 1.0)  # Ray announces no names: from the first to the longest pause between two looks
+_REACH_WAIT_S = 10.0
 _MARGIN_S = 15.0  # for the way of an answer, beside the time that the other side may take
 
 
@@ -30,6 +36,43 @@ def initialised() -> Any:
             "an actor or a task, or run this program on a node: ray.init(address='auto')"
         )
     return ray
+
+
+@contextlib.contextmanager
+def joined(address: str) -> Iterator[None]:
+    """In the block, this process is a driver of the cluster there, in a namespace of its own."""
+    need_packages("rollway.integrations.ray", "ray", "ray")
+    if "://" in address:
+        raise InvalidArgument(
+            f"the address {address!r} is that of a client of Ray, which runs on no node: run this on a node, and give "
+            "'auto' or host:port"
+        )
+    ray: Any = import_module("ray")
+    try:
+        if address != "auto":  # for minutes, Ray tries again what is refused
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), _REACH_WAIT_S).close()
+        ray.init(
+            address=address,
+            namespace=f"rollway-{secrets.token_hex(6)}",
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ClusterUnavailable(
+            f"no cluster of Ray answers at {address!r}: {error}. Start one with `ray start --head` here, and "
+            "`ray start --address=…` on the other nodes"
+        ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def is_initialised() -> bool:
+    """Whether this process is a part of a cluster now."""
+    ray: Any = import_module("ray")
+    return bool(ray.is_initialized())
 
 
 def node_id() -> str:

@@ -14,7 +14,7 @@ from rollway.errors import InvalidArgument, RollwayError, SchemaMismatch
 from rollway.integrations.ray.cluster import pickled
 from rollway.records import RecordServer
 from rollway.replay import TransitionBuffer
-from rollway.ring import Server
+from rollway.ring import RolloutRing, Server
 from rollway.schema.leaves import Leaf
 from rollway.schema.pytree import Schema
 from rollway.transport import TcpEndpoint
@@ -22,6 +22,7 @@ from rollway.transport.policies import OnFull
 from rollway.weights import WeightSync
 
 Kind = Literal["samples", "records"]
+Published = Server | RecordServer | RolloutRing
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ class LearnerEntry:
     structure: bytes = field(repr=False)
     """The example, pickled: `leaves` in the user's classes."""
     on_full: OnFull
+    node_ring: tuple[int, int] | None
+    """Rows of a batch and number of batches of the nodes' rings; ``None``: as `Forwarder` chooses."""
     ring: SegmentIdentity | None
     weights: SegmentIdentity | None
     reconnect_timeout_s: float
@@ -74,7 +77,7 @@ class LearnerEntry:
     @classmethod
     def of(
         cls,
-        server: Server | RecordServer,
+        server: Published,
         way_in: TcpEndpoint,
         weights: WeightSync | None,
         *,
@@ -85,14 +88,16 @@ class LearnerEntry:
         reconnect_timeout_s: float,
     ) -> LearnerEntry:
         """That of a server of this process."""
-        schema = server.schema
+        schema, name = server.schema, server.name
+        if isinstance(server, RolloutRing):
+            name = server._name  # `RolloutRingBuffer` has a dict under ``name``
         forms = [_form(leaf) for leaf in schema.leaves]
         example = schema.unflatten(forms) if isinstance(schema, Schema) else dict(zip(schema, forms, strict=True))
         return cls(
             identity=secrets.token_hex(8),
             rank=rank,
             world_size=world_size,
-            kind="samples" if isinstance(server, Server) else "records",
+            kind="records" if isinstance(server, RecordServer) else "samples",
             host=host,
             port=way_in.port,
             token=str(way_in.token),
@@ -103,7 +108,8 @@ class LearnerEntry:
             leaves=[(leaf.name, leaf.dims, leaf.dtype) for leaf in schema.leaves],
             structure=pickled(example),
             on_full=server.on_full,
-            ring=None if server.name is None else SegmentIdentity.of(server.name),
+            node_ring=(1, server.num_slots) if isinstance(server, RolloutRing) else None,
+            ring=None if name is None else SegmentIdentity.of(name),
             weights=None if weights is None else SegmentIdentity.of(weights.name),
             reconnect_timeout_s=reconnect_timeout_s,
         )
@@ -132,16 +138,16 @@ class LearnerEntry:
         return f"pid {self.pid} on {self.host}"
 
 
-def check_server(server: object) -> Server | RecordServer:
+def check_server(server: object) -> Published:
     """Refuses what workers on other nodes cannot send to."""
-    if isinstance(server, Server | RecordServer):
+    if isinstance(server, Server | RecordServer | RolloutRing):
         return server
     if isinstance(server, TransitionBuffer):
         raise InvalidArgument(
             "a replay buffer takes transitions from its own machine only. Publish a Server, and add the transitions of "
             "its batches to the buffer in the learner: buffer.add(**sample.batch)"
         )
-    raise InvalidArgument(f"publish() takes a Server or a RecordServer, not {type(server).__name__}")
+    raise InvalidArgument(f"publish() takes a Server, a RecordServer or a RolloutRing, not {type(server).__name__}")
 
 
 def _form(leaf: Leaf) -> tuple[tuple[Any, ...], Any]:

@@ -136,12 +136,15 @@ class RingLink(NodeLink):
         """Sends to this learner what is in the ring, and what will be."""
         if self._forwarder is not None:
             self._forwarder.abandon()
+        rows, num_buffers = entry.node_ring or (None, None)
         self._forwarder = Forwarder(
             self.segment,
             entry.plain_example(),
             entry.host,
             entry.port,
             token=entry.token,
+            rows=rows,
+            num_buffers=num_buffers,
             on_full=entry.on_full,
             reconnect_timeout_s=float("inf"),  # the registry says when the learner is gone
         )

@@ -35,10 +35,14 @@ def connect(name: str, timeout_s: float = 60.0, *, route: Route = "auto") -> Pla
 
     `LearnerUnreachable` says why there is no learner. `ProtocolMismatch`: it runs another version of Rollway.
     """
+    return Plane(name, timeout_s, is_forced(route))
+
+
+def is_forced(route: Route) -> bool:
+    """Whether workers on the learner's node go through a forwarder, too."""
     if route not in ("auto", "forwarder"):
         raise InvalidArgument(f"route is {route!r}; it must be 'auto' or 'forwarder'")
-    forced = route == "forwarder" or os.environ.get(_FORCED, "0") not in ("", "0")
-    return Plane(name, timeout_s, forced)
+    return route == "forwarder" or os.environ.get(_FORCED, "0") not in ("", "0")
 
 
 class Plane:
@@ -110,11 +114,21 @@ class Plane:
         Read them as with `WeightSync.attach`. After a restart of the learner that begins its versions anew, call this
         again.
         """
+        return WeightSync.attach(self.weights_name(), connect_timeout_s=self._timeout_s)
+
+    def ring_name(self, rank: int = 0) -> str:
+        """The segment of this machine into which its workers write for that rank."""
+        entry = self._ask("learner", rank)
+        if entry.ring is not None and self._is_here(entry, entry.ring):
+            return str(entry.ring.name)
+        return self._ask_node("open_ring", rank)
+
+    def weights_name(self) -> str:
+        """The segment of this machine from which its workers read the weights."""
         entry = self._ask("weights_from", cluster.node_id())
         if entry.weights is not None and self._is_here(entry, entry.weights):
-            return WeightSync.attach(entry.weights.name, connect_timeout_s=self._timeout_s)
-        name = self._ask_node("open_weights")
-        return WeightSync.attach(name, connect_timeout_s=self._timeout_s)
+            return str(entry.weights.name)
+        return self._ask_node("open_weights")
 
     def _is_here(self, entry: LearnerEntry, segment: Any) -> bool:
         """Whether this process opens the learner's segment itself."""

@@ -11,11 +11,9 @@ from typing import Any
 from rollway.errors import ClusterUnavailable, InvalidArgument, RollwayError, RunNameTaken
 from rollway.integrations.ray import cluster
 from rollway.integrations.ray.cluster import ActorGone, Looks
-from rollway.integrations.ray.learner_entry import LearnerEntry, check_server
+from rollway.integrations.ray.learner_entry import LearnerEntry, Published, check_server
 from rollway.integrations.ray.lease import Lease
 from rollway.integrations.ray.registry import Registered, Registry
-from rollway.records import RecordServer
-from rollway.ring import Server
 from rollway.transport import TcpEndpoint, TcpTransport
 from rollway.transport.learner_end import EndsWithBlock
 from rollway.weights import WeightSync
@@ -26,10 +24,10 @@ _WITHDRAW_WAIT_S = 5.0
 
 def publish(
     name: str,
-    server: Server | RecordServer | None = None,
+    server: Published | None = None,
     weights: WeightSync | None = None,
     *,
-    servers: Sequence[Server | RecordServer] | None = None,
+    servers: Sequence[Published] | None = None,
     rank: int = 0,
     world_size: int | None = None,
     host: str | None = None,
@@ -44,8 +42,8 @@ def publish(
 
     Args:
         name: Of the run. One living learner has it, or one per rank.
-        server: Where the workers' samples or records go. It needs a `ShmTransport` for the workers of this node to
-            write into it directly.
+        server: Where the workers' samples, records or rollouts go. A server needs a `ShmTransport` for the workers of
+            this node to write into it directly.
         weights: Give these to the workers.
         servers: In place of ``server``: one for each rank of a learner with several ranks in this process. The first
             one's port also gives the weights.
@@ -101,9 +99,7 @@ class Publication(EndsWithBlock):
         """The ranks that this process has published."""
         return [rank.entry.rank for rank in self._ranks]
 
-    def _add(
-        self, server: Server | RecordServer, weights: WeightSync | None, address: tuple[str, int], **numbers: Any
-    ) -> None:
+    def _add(self, server: Published, weights: WeightSync | None, address: tuple[str, int], **numbers: Any) -> None:
         host, port = address
         transport = TcpTransport(port, host, token=secrets.token_urlsafe(32), weights=weights)
         way_in: Any = server.add_transport(transport)
@@ -199,7 +195,7 @@ def registry_name(run: str) -> str:
     return f"rollway:{run}"
 
 
-def _given_servers(server: Any, servers: Any) -> list[Server | RecordServer]:
+def _given_servers(server: Any, servers: Any) -> list[Published]:
     if (server is None) == (servers is None):
         raise InvalidArgument("give publish() one server, or servers=[…] with one per rank")
     given = [server] if servers is None else list(servers)
