@@ -5,7 +5,8 @@
 Three raylets on this machine: the learner is on the first, workers on the two others, behind forwarders. One kill in
 ten is a raylet, with all that runs under it; another one takes its place. A worker notes in a file how many of its
 sends have returned. The learner notes what comes, by worker, life and place. At the end every send that returned must
-have arrived, once and in its order.
+have arrived, once and in its order. What was still in the ring of a node that was killed is lost with the node, and is
+counted by itself.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ Life = tuple[int, int]
 
 @ray.remote(num_cpus=0, resources={"workers": 0.01}, max_restarts=-1, max_task_retries=-1)
 class Worker:
-    """Sends until the file ``stop`` is there. Each life has a file of its own: its pid, and how many sends returned."""
+    """Sends until the file ``stop`` is there. Each life has a file: its pid, its node, how many sends returned."""
 
     def run(self, worker: int, folder: str) -> None:
         life = 0
@@ -50,8 +51,8 @@ class Worker:
                 break
             except FileExistsError:
                 life += 1
-        notes = np.memmap(path, np.int64, "r+", shape=2)
-        notes[0] = os.getpid()
+        notes = np.memmap(path, np.int64, "r+", shape=3)
+        notes[:2] = os.getpid(), node_number(ray.get_runtime_context().get_node_id())
         sample: dict[str, Any] = {"payload": np.ones(1024, np.float32), "worker": worker, "life": life}
         with connect(RUN, route="forwarder").client() as client:
             place = 0
@@ -59,7 +60,7 @@ class Worker:
                 for _ in range(100):
                     client.send(sample | {"place": place})
                     place += 1
-                    notes[1] = place
+                    notes[2] = place
                 time.sleep(0.005)
 
 
@@ -93,14 +94,18 @@ class Arrivals:
         self._thread.join()
 
 
-def noted(folder: Path) -> dict[Life, tuple[int, int]]:
-    """Of each life: its pid, and how many sends returned."""
+def node_number(node_id: str) -> int:
+    return int(node_id[:15], 16)
+
+
+def noted(folder: Path) -> dict[Life, tuple[int, int, int]]:
+    """Of each life: its pid, its node, and how many sends returned."""
     found = {}
     for path in folder.glob("*-*"):
         if path.stat().st_size:
             worker, life = path.name.split("-")
-            pid, count = np.memmap(path, np.int64, "r", shape=2).tolist()
-            found[int(worker), int(life)] = pid, count
+            pid, node, count = np.memmap(path, np.int64, "r", shape=3).tolist()
+            found[int(worker), int(life)] = pid, node, count
     return found
 
 
@@ -137,6 +142,7 @@ def main() -> None:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     node = {"num_cpus": 1, "resources": {"workers": 1}}
     nodes = [cluster.add_node(**node) for _ in range(2)]
+    killed_nodes: set[int] = set()
     ray.init(address=cluster.address, namespace="kills", log_to_driver=False)
     with (
         tempfile.TemporaryDirectory() as name,
@@ -153,27 +159,34 @@ def main() -> None:
             time.sleep(options.every)
             what = "node" if number % 10 == 9 else chance.choice(["worker", "forwarder"])
             if what == "node":
-                cluster.remove_node(nodes.pop(chance.randrange(len(nodes))), allow_graceful=False)
+                gone = nodes.pop(chance.randrange(len(nodes)))
+                killed_nodes.add(node_number(gone.node_id))
+                cluster.remove_node(gone, allow_graceful=False)
                 nodes.append(cluster.add_node(**node))
                 killed[what] += 1
             else:
-                pids = forwarders() if what == "forwarder" else [pid for pid, _ in noted(folder).values()]
+                pids = forwarders() if what == "forwarder" else [pid for pid, _, _ in noted(folder).values()]
                 killed[what] += kill(pids, chance)
             console.print(f"{sum(killed.values())} kills: {dict(killed)}, {sum(arrivals.next.values()):,} samples")
         (folder / "stop").touch()
         ray.wait(calls, num_returns=len(calls), timeout=120)
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
-            lost = {life: count - arrivals.next[life] for life, (_, count) in noted(folder).items()}
-            if not any(missing > 0 for missing in lost.values()):
+            lost, with_nodes = 0, 0
+            for life, (_, place, count) in noted(folder).items():
+                missing = max(0, count - arrivals.next[life])
+                with_nodes += missing if place in killed_nodes else 0
+                lost += 0 if place in killed_nodes else missing
+            if lost == 0:
                 break
             time.sleep(0.5)
         arrivals.end()
-        sent = sum(count for _, count in noted(folder).values())
+        sent = sum(count for _, _, count in noted(folder).values())
     ray.shutdown()
     cluster.shutdown()
-    missing = sum(max(0, count) for count in lost.values())
-    console.print(f"{dict(killed)}: {sent:,} sends returned, {missing:,} of them lost, {arrivals.wrong:,} out of order")
+    wrong = arrivals.wrong
+    console.print(f"{dict(killed)}: {sent:,} sends returned; {lost:,} are lost, {wrong:,} came out of their order")
+    console.print(f"{with_nodes:,} were lost with the nodes that were killed")
     record = {
         "command": machine.command(),
         "commit": machine.commit(),
@@ -181,8 +194,9 @@ def main() -> None:
         "machine": machine.describe(("numpy", "rollway", "ray")),
         "kills": dict(killed),
         "sends": sent,
-        "lost": missing,
-        "repeated_or_out_of_order": arrivals.wrong,
+        "lost": lost,
+        "lost_with_nodes": with_nodes,
+        "repeated_or_out_of_order": wrong,
     }
     options.out.mkdir(parents=True, exist_ok=True)
     write_json(record, options.out / "cluster_kills.json")
