@@ -21,7 +21,7 @@
 //!     takes the attempt with the highest number for the latest.
 
 use super::consumer::{Batch, Consumer};
-use super::layout::{BatchNo, BufferKind, BufferWord, Forwarding};
+use super::layout::{BatchNo, BufferKind, BufferWord, Forwarding, NUMBERED};
 use super::{IfExists, Ring, RingSpec};
 use crate::error::Result;
 use crate::segment::{Activity, LearnerSeat};
@@ -81,7 +81,7 @@ impl Consumer {
         line.sent_first.store(first, Ordering::Relaxed);
         crash_point(Point::FirstNumbered);
         // SYNC ring.numbered: Release here, Acquire in `is_numbered`. Publishes `sent_first` (F2).
-        line.sent_batch.store(number, Ordering::Release);
+        line.sent_batch.store(NUMBERED | number, Ordering::Release);
         crash_point(Point::BatchNumbered);
         self.forwarding().next.store(first + batch.len() as u64, Ordering::Relaxed);
         crash_point(Point::NumbersMoved);
