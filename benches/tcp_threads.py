@@ -110,9 +110,7 @@ def idle(clients: int) -> None:
         idler = connect(clients)
         try:
             took, grown = time.perf_counter() - begin, resident_bytes() - before
-            print(
-                f"{clients} idle clients: {grown / clients / 1024:.1f} KiB of the learner each; all sent in {took:.1f} s"
-            )
+            print(f"{clients} idle clients: {grown / clients / 1024:.1f} KiB each; all had sent in {took:.1f} s")
         finally:
             for process in (idler, warm):
                 process.kill()
