@@ -1,14 +1,14 @@
-"""How fast a learner takes trajectories over TCP, by clients and by threads of its transport; what an idle client costs.
+"""Trajectories over TCP into a learner, by clients and by threads of its transport; what an idle client costs.
 
     python benches/tcp_threads.py [--clients 1,2,4,8] [--threads 1,2,4,8,auto] [--seconds 3] [--rounds 3]
     python benches/tcp_threads.py --idle 1000
 
-Loopback, one process per client, trajectories of 24.6 KB by `send_many`, a learner that releases each batch at once. Every line
-is printed as soon as it is measured; of several rounds, which go through all cells by turns, the median counts. On a machine with
-fewer cores than clients, threads and learner together, they share them, and the figures say little.
+Loopback, one process per client, trajectories of 24.6 KB by `send_many`, a learner that releases each batch at once.
+Every line is printed as soon as it is measured; of several rounds, which go through all cells by turns, the median
+counts. Clients, threads and the learner need a core each: on a machine with fewer, the figures say little.
 
-`--idle` connects so many clients, from one other process. Each sends one trajectory and then nothing. It prints what the learner's
-process grew by for each of them.
+`--idle` connects so many clients, from one other process. Each sends one trajectory and then nothing. It prints what
+the learner's process grew by for each of them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -90,8 +91,7 @@ def gigabytes_per_second(clients: int, threads: int | None, seconds: float) -> f
 
 
 def resident_bytes() -> int:
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def idle(clients: int) -> None:
@@ -110,9 +110,7 @@ def idle(clients: int) -> None:
         idler = connect(clients)
         try:
             took, grown = time.perf_counter() - begin, resident_bytes() - before
-            print(
-                f"{clients} idle clients: {grown / clients / 1024:.1f} KiB of the learner each; all had sent after {took:.1f} s"
-            )
+            print(f"{clients} idle clients: {grown / clients / 1024:.1f} KiB each; all had sent in {took:.1f} s")
         finally:
             for process in (idler, warm):
                 process.kill()

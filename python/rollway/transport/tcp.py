@@ -51,9 +51,9 @@ class TcpTransport(_Options):
             machine find it there, and others are refused. `Server.token` gives it.
         tls: Encrypt, with this certificate. Costs one more copy.
         max_connections: How many at once.
-        threads: How many threads read from sockets, at most. Left out: one on a machine of two cores or less, otherwise half
-            as many as this process may use, at most eight. A connection stays on one thread, and a thread is started
-            when all others have a connection.
+        threads: How many threads read from sockets, at most. Left out: half as many as this process may use cores, at
+            least one and at most eight. A connection stays on one thread, and a thread is started when all others have
+            a connection.
         frame_timeout_s: A worker that sends neither 64 KiB of a message nor its rest in this time is disconnected; it
             connects again by itself. Other workers do not wait for it meanwhile.
         keepalive_s: A peer that is silent for three times as long counts as gone.
