@@ -110,7 +110,7 @@ class Plane:
         Read them as with `WeightSync.attach`. After a restart of the learner that begins its versions anew, call this
         again.
         """
-        entry = self._ask("weights_from", cluster.node_id())
+        entry = self._ask("weights")
         if entry.weights is not None and self._is_here(entry, entry.weights):
             return WeightSync.attach(entry.weights.name, connect_timeout_s=self._timeout_s)
         name = self._ask_node("open_weights")
