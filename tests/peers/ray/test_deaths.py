@@ -195,6 +195,37 @@ def test_all_workers_of_a_node_read_one_copy_of_the_weights_also_of_the_next_lea
         ray.kill(reader)
 
 
+class Follower:
+    """Reads each version as it comes."""
+
+    def __init__(self, run):
+        self.weights = connect(run).weights()
+
+    def wait(self, version):
+        self.weights.wait_for_version(version, timeout=60)
+        return float(self.weights.read_weights()["w"][0])
+
+
+def test_nodes_fetch_weights_from_each_other(ray, ray_cluster):
+    third = ray_cluster.add_node(num_cpus=1, resources={"third": 1})
+    weights = rollway.SharedWeightSync.from_state_dict({"w": np.full(3, 1.0)})
+    with weights, rollway.Server({"x": np.zeros(1)}, 1) as server:
+        with publish("tree", server, weights=weights, weights_fan_out=1):
+            made = [ray.remote(num_cpus=0, resources={at: 1})(Follower) for at in ("far", "third")]
+            followers = []
+            for one in made:  # in this order: the third node fetches from the second
+                followers.append(one.remote("tree"))
+                assert ray.get(followers[-1].wait.remote(1)) == 1.0
+            assert server.stats()["tcp_connections"] == 1
+            os.kill(ray.get(node_actor(ray, "tree").pid.remote()), signal.SIGKILL)
+            for version in (2, 3):
+                weights.write_weights({"w": np.full(3, float(version))})
+                assert ray.get([follower.wait.remote(version) for follower in followers]) == [version] * 2
+    for follower in followers:
+        ray.kill(follower)
+    ray_cluster.remove_node(third)
+
+
 def test_workers_are_told_when_the_learner_withdraws(ray, far, learner, tmp_path):
     with publish("withdraws", learner):
         taker = Taker(learner)
