@@ -23,6 +23,7 @@ __all__ = [
     "EnvSink",
     "EnvWorker",
     "EventfdWaiter",
+    "Forwarder",
     "Group",
     "HistSnapshot",
     "Inspection",

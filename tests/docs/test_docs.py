@@ -113,6 +113,11 @@ def test_remote_workers_send_as_their_page_says(capsys):
     assert capsys.readouterr().out == "32\n"
 
 
+def test_workers_share_a_forwarder_as_their_page_says(capsys):
+    execute("docs/net.md", 1)
+    assert capsys.readouterr().out == "32\n"
+
+
 def test_transitions_are_replayed_as_their_page_says(capsys):
     execute("docs/replay.md", 0)
     assert capsys.readouterr().out == "".join(f"{step} (256, 3)\n" for step in range(3))
@@ -305,16 +310,26 @@ def test_tasks_of_ray_send_as_the_page_for_users_of_ray_says(tmp_path):
     assert run(script).splitlines() == ["(32, 4) 1984.0"] * 2
 
 
+@pytest.mark.timeout(300)  # starts Ray, once for both blocks
+def test_workers_find_a_learner_by_name_as_the_page_on_ray_says(tmp_path):
+    program, rank = blocks(ROOT / "docs/ray.md")
+    server = "server, rank = rollway.Server(example, batch_size=1), 0\nserver.submit(example)\n"
+    script = tmp_path / "by_name.py"
+    script.write_text(f"{program}\n{server}{rank}    print(len(sample))\n")
+    assert run(script).splitlines() == [*["(32, 4) 4.0"] * 2, "1"]
+
+
 def test_every_block_is_run():
     found = {str(document.relative_to(ROOT)): len(blocks(document)) for document in DOCUMENTS}
     run_above = {
         "README.md": 1,
         "docs/start.md": 1,
         "docs/restarts.md": 1,  # in tests/process/ring/test_ctrl_c.py
-        "docs/net.md": 1,
+        "docs/net.md": 2,
         "docs/replay.md": 1,
         "docs/weights.md": 3,
         "docs/records.md": 3,
+        "docs/ray.md": 2,
         "docs/atropos.md": 2,
         "docs/vector_env.md": 4,
         "docs/training.md": 1,

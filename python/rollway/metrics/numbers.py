@@ -143,19 +143,24 @@ _TCP_CLIENT = {
 }
 
 _FORWARDER = {
-    **{key: _RING[key] for key in ("batch_size", "num_buffers")},
-    **_may_fall(
-        ready_samples="Committed samples that the forwarder has not taken.",
-        held_batches="Batches that are under way to the learner.",
-        held_samples="Samples in the batches that are under way to the learner.",
-    ),
-    **{key: _RING[key] for key in ("claimed_slots", "free_buffers")},
-    **_only_grow(blocked="How often a worker had to wait for room: when it grows, the link or the learner is slow."),
-    **{key: _RING[key] for key in ("dropped_oldest", "dropped_newest", "recovered_slots")},
-    **_only_grow(
-        reoffered_batches="Batches that an earlier forwarder had when it died.",
-        sent="Samples that were taken from the ring, by earlier forwarders of it, too.",
-    ),
+    **{
+        key: _RING[key]
+        for key in (
+            "batch_size",
+            "num_buffers",
+            "ready_samples",
+            "held_batches",
+            "held_samples",
+            "claimed_slots",
+            "free_buffers",
+            "blocked",
+            "dropped_oldest",
+            "dropped_newest",
+            "recovered_slots",
+            "reoffered_batches",
+        )
+    },
+    **_only_grow(sent="Samples that were taken from the ring, also by earlier forwarders of it."),
     **{key: number for key, number in _TCP_CLIENT.items() if key != "sent"},
 }
 

@@ -11,7 +11,7 @@ import pytest
 
 import rollway
 from rollway import _core
-from rollway.integrations.ray import connect, publish
+from rollway.integrations.ray import cluster, connect, publish
 from rollway.integrations.ray.node_forwarder import node_actor_name
 from tests.peers.ray.conftest import NAMESPACE
 from tests.support.processes import until
@@ -94,7 +94,7 @@ def learner():
 def node_actor(ray, run):
     """The forwarder of the second node."""
     (node,) = {node["NodeID"] for node in ray.nodes() if node["Alive"] and "far" in node["Resources"]}
-    return ray.get_actor(node_actor_name(run, node))
+    return ray.get_actor(node_actor_name(run, node), cluster.namespace())
 
 
 def node_segments(run):

@@ -121,7 +121,7 @@ def test_a_learner_that_fails_keeps_its_name_for_the_next_one(ray, server, learn
 def test_the_registry_goes_with_the_last_learner(ray, server, learner):
     def is_gone(run):
         try:
-            ray.get_actor(registry_name(run))
+            ray.get_actor(registry_name(run), cluster.namespace())
         except ValueError:
             return True
         return False
@@ -138,7 +138,7 @@ def test_learners_start_another_registry_when_it_is_lost(ray, server):
     with publish("lost", server):
         plane = connect("lost")
         first = plane.client()
-        ray.kill(ray.get_actor(registry_name("lost")))
+        ray.kill(ray.get_actor(registry_name("lost"), cluster.namespace()))
         with first, plane.client() as second:
             for client in (first, second):
                 client.send({"x": np.ones(2, np.float32)})

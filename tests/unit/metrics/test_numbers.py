@@ -9,6 +9,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 import rollway
 from rollway.metrics import openmetrics
 from rollway.metrics.numbers import GROUPS, HISTOGRAMS, STATS
+from rollway.transport import Forwarder
 from tests import ROOT
 
 EXAMPLE = {"x": np.zeros(1, np.float32)}
@@ -28,6 +29,8 @@ def stats(name):
     with rollway.Server(EXAMPLE, 1, [shm, tcp]) as server:
         with rollway.ShmClient(name, EXAMPLE) as local, rollway.TcpClient("127.0.0.1", server.port, EXAMPLE) as remote:
             found |= {"Server": server.stats(), "ShmClient": local.stats(), "TcpClient": remote.stats()}
+        with Forwarder(f"{name}-node", EXAMPLE, "127.0.0.1", server.port) as forwarder:
+            found |= {"Forwarder": forwarder.stats()}
     with rollway.RecordServer(SCHEMA, [rollway.ShmTransport(name), tcp]) as server:
         with (
             rollway.ShmRecordClient(name, SCHEMA) as local,

@@ -8,7 +8,6 @@ import pytest
 
 import rollway
 from rollway.errors import SegmentInUse
-from rollway.metrics.numbers import GROUPS, STATS
 from rollway.transport import Forwarder
 from tests.support.processes import until
 
@@ -137,12 +136,6 @@ def test_the_sizes_of_the_ring_can_be_chosen(server, name, sizes):
             assert list(steps_of(server, 9).values()) == [list(range(9))]
         stats = forwarder.stats()
         assert stats["batch_size"] == sizes.get("rows", 1024)
-
-
-def test_every_number_is_documented(server, name):
-    with Forwarder(name, EXAMPLE, "localhost", server.port) as forwarder:
-        documented = {key for group in STATS["Forwarder"] for key in GROUPS[group]}
-        assert set(forwarder.stats()) == documented
 
 
 def test_a_forwarder_that_is_discarded_ends_its_workers(server, name):

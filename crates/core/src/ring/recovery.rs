@@ -10,6 +10,8 @@
 //! | `BatchTaken` | a buffer Taken by the dead | a stuck producer, the next consumer | Filling: offered again, whole |
 //! | `BatchFreed` | a Free buffer, and producers asleep | the producers' liveness poll | opened |
 //! | `BatchSealed` | a batch partly closed | the next consumer's look | closed to the end |
+//! | `FirstNumbered` | a batch Taken by a dead forwarder, without numbers | the next forwarder | Filling: offered again |
+//! | `BatchNumbered`, `NumbersMoved` | the same, with numbers; the next number may not have moved | the next forwarder | sent again under its numbers ([`forwarding`](super::forwarding)) |
 //! | `SeatLeaving`, `NameRemoved` | a ring that is not shut down, with or without its name | the producers' liveness poll | told of the death, at once where the name is gone |
 //! | `NotifyCleared`, `NotifyMoved` | sleepers with no one to wake them | their liveness poll | awake |
 //!

@@ -356,7 +356,17 @@ pub mod fault {
         HOOK.with(|cell| *cell.borrow_mut() = Some(Box::new(hook)));
     }
 
+    static EVERY_THREAD: std::sync::OnceLock<fn(Point)> = std::sync::OnceLock::new();
+
+    /// Calls `hook` at every crash point that any thread of this process reaches, from now on. Once per process.
+    pub fn on_point_of_any_thread(hook: fn(Point)) {
+        EVERY_THREAD.set(hook).expect("it is set once");
+    }
+
     pub(super) fn reached(point: Point) {
+        if let Some(hook) = EVERY_THREAD.get() {
+            hook(point);
+        }
         HOOK.with(|cell| {
             // The hook is taken out while it runs: it may unwind, and a dying thread reaches no further point.
             let hook = cell.borrow_mut().take();

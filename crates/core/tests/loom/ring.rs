@@ -124,6 +124,13 @@ impl Heap {
         }
     }
 
+    /// As the forwarder's thread waits, without its liveness poll.
+    fn wait_for_any(&self) {
+        let readable = &self.control.readable;
+        let look = || (!self.ring().aim_any().unwrap()).then_some(());
+        wait_until(readable, || readable.announce(), look);
+    }
+
     /// The samples of a taken batch, in the order of their rows.
     fn read(&self, taken: &Taken) -> Vec<u64> {
         let first = taken.buffer * self.batch_size;
@@ -232,6 +239,53 @@ fn a_sleeping_consumer_hears_of_the_shutdown() {
         heap.control.closed.set();
         heap.control.readable.notify();
         consumer.join().unwrap();
+    });
+}
+
+#[test]
+fn a_consumer_that_takes_unfinished_batches_wakes_at_any_commit() {
+    explore(2, || {
+        let heap = Heap::new(3, 2);
+        let one = spawn(&heap, |heap| heap.send(owner(1), 10));
+        let two = spawn(&heap, |heap| heap.send(owner(2), 20));
+        heap.wait_for_any();
+        one.join().unwrap();
+        two.join().unwrap();
+    });
+}
+
+/// The producer of the last slot names the slot that the batch waits for, while the consumer comes to take any.
+#[test]
+fn a_consumer_that_no_longer_waits_for_a_whole_batch_wakes_at_any_commit() {
+    explore(3, || {
+        let heap = Heap::new(3, 2);
+        let claims = [heap.written(1, 10), heap.written(2, 20), heap.written(3, 30)];
+        let [first, _kept, last] = claims;
+        let one = spawn(&heap, move |heap| heap.ring().commit(first));
+        heap.control.readable.announce();
+        assert!(heap.ring().aim(|_| false).unwrap());
+        let two = spawn(&heap, move |heap| heap.ring().commit(last));
+        heap.wait_for_any();
+        one.join().unwrap();
+        two.join().unwrap();
+    });
+}
+
+#[test]
+fn a_batch_that_is_closed_at_its_first_sample_has_all_that_were_committed() {
+    explore(2, || {
+        let heap = Heap::new(3, 2);
+        let one = spawn(&heap, |heap| heap.send(owner(1), 10));
+        let two = spawn(&heap, |heap| heap.send(owner(2), 20));
+        let mut seen = Vec::new();
+        while seen.len() < 2 {
+            heap.wait_for_any();
+            heap.ring().seal_oldest(|_| false).unwrap();
+            seen.extend(heap.receive(owner(CONSUMER)));
+        }
+        one.join().unwrap();
+        two.join().unwrap();
+        assert_eq!(sorted(seen), [10, 20]);
     });
 }
 

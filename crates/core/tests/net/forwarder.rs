@@ -3,12 +3,14 @@
 use crate::fixture::*;
 use crate::harness::*;
 use rollway_core::Error;
+use rollway_core::net::wire::frame::{Content, Header, Kind, OriginRun};
 use rollway_core::net::{Forwarder, TcpClientSpec, TcpServerSpec};
 use rollway_core::policies::OnRestart;
 use rollway_core::ring::layout::Stamp;
 use rollway_core::ring::producer::ProducerSpec;
 use rollway_core::ring::{Consumer, Deadline, OnFull, Producer, RingSpec};
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// A forwarder of a ring with batches of eight.
@@ -48,6 +50,12 @@ fn take_all(learner: &Learner, count: usize) -> Vec<(Stamp, u64)> {
     all
 }
 
+/// As [`assert_exact`], in whatever order: slots that a cut connection gave back are filled later, and may be overtaken.
+fn assert_each_once(mut samples: Vec<(Stamp, u64)>, workers: u32, count: u64) {
+    samples.sort_by_key(|(stamp, _)| stamp.sequence);
+    assert_exact(&samples, workers, count);
+}
+
 /// Each worker's samples are there once and in order, and carry their value as their sequence.
 fn assert_exact(samples: &[(Stamp, u64)], workers: u32, count: u64) {
     let mut next = HashMap::new();
@@ -69,7 +77,7 @@ fn samples_of_many_workers_arrive_with_their_stamps() {
             let worker = worker(&name, id);
             scope.spawn(move || (0..500).for_each(|value| send(&worker, value)));
         }
-        assert_exact(&take_all(&learner, 1500), 3, 500);
+        assert_each_once(take_all(&learner, 1500), 3, 500);
     });
     forwarder.wait(soon()).unwrap();
     assert_eq!((forwarder.sent(), forwarder.acknowledged()), (1500, 1500));
@@ -148,11 +156,9 @@ fn a_learner_that_is_away_for_too_long_ends_the_forwarder_and_not_the_ring() {
     let spec = TcpClientSpec { reconnect_timeout: Duration::from_millis(50), ..learner.spec() };
     let forwarder = forward(&name, spec);
     let worker = worker(&name, 0);
-    let (port, token) = (learner.server.port(), found(learner.server.port()).unwrap());
     drop(learner);
     assert!(eventually(|| forwarder.is_over()));
     send(&worker, 0);
-    let _ = (port, token);
     assert!(matches!(forwarder.error(), Some(Error::NotForwarded { .. })), "{:?}", forwarder.error());
     assert!(matches!(forwarder.wait(soon()), Err(Error::NotForwarded { samples: 1, .. })));
     let learner = Learner::new(1, 2);
@@ -203,19 +209,41 @@ fn a_full_ring_drops_nothing_that_may_have_been_sent() {
 
 #[test]
 fn a_connection_that_is_cut_at_any_byte_costs_nothing() {
-    for way in [Way::ToServer, Way::ToClient] {
-        for bytes in (0..3000).step_by(97) {
-            let (name, learner) = (Name::unique(), Learner::new(4, 3));
-            let proxy = Proxy::new(learner.server.port(), Some((way, bytes)), 64);
-            let forwarder = forward(&name, TcpClientSpec { port: proxy.port, ..learner.spec() });
-            let worker = worker(&name, 0);
-            std::thread::scope(|scope| {
-                scope.spawn(|| (0..60).for_each(|value| send(&worker, value)));
-                assert_exact(&take_all(&learner, 60), 1, 60);
-            });
-            forwarder.close(soon()).unwrap();
+    cut_everywhere(|cut| {
+        let (name, learner) = (Name::unique(), Learner::new(4, 3));
+        let proxy = Proxy::new(learner.server.port(), cut, 64 * 1024);
+        let forwarder = forward(&name, TcpClientSpec { port: proxy.port, ..learner.spec() });
+        let worker = worker(&name, 0);
+        (0..6).for_each(|value| send(&worker, value));
+        assert_each_once(take_all(&learner, 6), 1, 6);
+        forwarder.close(soon()).unwrap();
+        [0, 1].map(|way| proxy.carried[way].load(Ordering::Relaxed))
+    });
+}
+
+#[test]
+fn cuts_under_load_cost_nothing() {
+    const COUNT: u64 = 4000;
+    let (name, learner) = (Name::unique(), Learner::new(16, 3));
+    let proxy = Proxy::new(learner.server.port(), None, 1024);
+    let forwarder = forward(&name, TcpClientSpec { port: proxy.port, ..learner.spec() });
+    std::thread::scope(|scope| {
+        for id in 0..2 {
+            let worker = worker(&name, id);
+            scope.spawn(move || (0..COUNT).for_each(|value| send(&worker, value)));
         }
-    }
+        let mut all = Vec::new();
+        while all.len() < 2 * COUNT as usize {
+            let before = all.len();
+            all.extend(take(&learner));
+            if before / 500 < all.len() / 500 {
+                proxy.cut();
+            }
+        }
+        assert_each_once(all, 2, COUNT);
+    });
+    assert!(forwarder.stats().resumed > 0);
+    forwarder.close(soon()).unwrap();
 }
 
 /// A learner that has some samples of a forwarder, and holds up others, and a second one.
@@ -260,4 +288,158 @@ fn a_server_with_timeouts_sees_no_difference() {
         assert_exact(&take_all(&learner, 1000), 1, 1000);
     });
     forwarder.close(soon()).unwrap();
+}
+
+/// Two samples, with this index.
+fn stamped(origins: &[OriginRun], rows: u32) -> Vec<u8> {
+    let index: Vec<u8> = origins.iter().flat_map(OriginRun::encoded).collect();
+    let header = Header { rows, ..Header::new(Kind::Stamped) };
+    header.with(&[index, vec![0; rows as usize * 48]].concat())
+}
+
+#[test]
+fn origins_that_make_no_sense_end_the_connection_and_nothing_else() {
+    let learner = Learner::new(2, 3);
+    let run = |rows| OriginRun { rows, producer_id: 1, version: 2, sequence: 3 };
+    let cases = [
+        stamped(&[], 2),
+        stamped(&[run(1)], 2),
+        stamped(&[run(3)], 2),
+        stamped(&[run(u32::MAX), run(3)], 2),
+        stamped(&[run(0), run(2)], 2),
+        stamped(&[run(1), run(1), run(1)], 2),
+        stamped(&[OriginRun { sequence: u64::MAX, ..run(2) }], 2),
+        stamped(&[run(3)], 3), // More rows than a batch has.
+        Header { rows: 2, length: u64::MAX, ..Header::new(Kind::Stamped) }.bytes().to_vec(),
+        Header { rows: 2, ..Header::new(Kind::Data) }.with(&[0; 96]),
+    ];
+    for (number, bytes) in cases.iter().enumerate() {
+        let (mut raw, _) = Raw::enter_with(learner.server.port(), Content::Forwarded, number as u8, 0, 0);
+        raw.write(bytes);
+        let (header, text) = raw.frame();
+        assert_eq!(header.kind, Kind::Goodbye, "case {number}: {}", String::from_utf8_lossy(&text));
+    }
+    assert!(eventually(|| learner.server.stats().cut_damaged == cases.len() as u64));
+    assert_eq!((learner.claimed(), learner.server.stats().samples), (0, 0));
+    let (mut raw, _) = Raw::enter_with(learner.server.port(), Content::Forwarded, 99, 0, 0);
+    raw.write(&stamped(&[run(1), OriginRun { producer_id: 4, ..run(1) }], 2));
+    let batch = Consumer::take(&*learner.consumer, soon(), None).unwrap().unwrap();
+    let stamps = batch.stamps(&batch.runs());
+    let origins: Vec<_> =
+        stamps.iter().map(|stamp| (stamp.producer_id, stamp.version, stamp.sequence)).collect();
+    assert_eq!(origins, [(1, 2, 3), (4, 2, 3)]);
+}
+
+#[test]
+fn a_client_of_samples_may_not_send_for_others() {
+    let learner = Learner::new(2, 3);
+    let (mut raw, _) = Raw::enter(learner.server.port(), 1, 0, 0);
+    raw.write(&stamped(&[OriginRun { rows: 2, producer_id: 1, version: 0, sequence: 0 }], 2));
+    assert_eq!(raw.frame().0.kind, Kind::Goodbye);
+}
+
+/// Forwarders that are killed, one after the other, at each point and at several visits of it.
+#[cfg(feature = "fault")]
+mod kills {
+    use super::*;
+    use rollway_core::sys::sync::{Point, fault};
+    use std::sync::atomic::{AtomicBool, AtomicUsize};
+
+    const POINTS: &[Point] = &[
+        Point::BatchSealed,
+        Point::BatchTaken,
+        Point::FirstNumbered,
+        Point::BatchNumbered,
+        Point::NumbersMoved,
+        Point::BatchFreed,
+        Point::NotifyCleared,
+        Point::NotifyMoved,
+    ];
+    const VISITS: &[usize] = &[1, 2, 7];
+
+    fn die_at(point: Point) {
+        static VISITED: AtomicUsize = AtomicUsize::new(0);
+        let number: usize = told("POINT").parse().unwrap();
+        let visit: usize = told("VISIT").parse().unwrap();
+        if point == POINTS[number] && VISITED.fetch_add(1, Ordering::Relaxed) + 1 == visit {
+            // SAFETY: has no memory to break.
+            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+        }
+    }
+
+    /// A forwarder in a process of its own, which dies on the way.
+    #[test]
+    #[ignore]
+    fn victim() {
+        fault::on_point_of_any_thread(die_at);
+        let (segment, port) = (told("SEGMENT"), told("PORT").parse().unwrap());
+        let ring = crate::fixture::spec(Some(&segment), 8, 4);
+        let forwarder = Forwarder::start(TcpClientSpec { port, ..TcpClientSpec::default() }, &ring).unwrap();
+        forwarder.ready(soon()).unwrap();
+        say("ready");
+        stay();
+    }
+
+    #[test]
+    fn killed_forwarders_lose_nothing_and_send_nothing_twice() {
+        assert!(Point::FORWARDING.iter().all(|point| POINTS.contains(point)));
+        let (name, learner) = (Name::unique(), Learner::new(4, 3));
+        drop(forward(&name, learner.spec())); // Goes with its ring: no worker is there.
+        let port = learner.server.port().to_string();
+        let mut stays =
+            Some(Forwarder::start(learner.spec(), &crate::fixture::spec(Some(&name), 8, 4)).unwrap());
+        let workers = [worker(&name, 0), worker(&name, 1)];
+        drop(stays.take());
+        let done = AtomicBool::new(false);
+        let (sent, seen) = std::thread::scope(|scope| {
+            let sends = workers.each_ref().map(|worker| {
+                let done = &done;
+                scope.spawn(move || {
+                    let mut value = 0;
+                    while !done.load(Ordering::Relaxed) {
+                        send(worker, value);
+                        value += 1;
+                    }
+                    value
+                })
+            });
+            let reader = scope.spawn(|| {
+                let mut all = Vec::new();
+                while let Ok(batch) = Consumer::take(&*learner.consumer, soon(), None) {
+                    let batch = batch.unwrap();
+                    all.extend(batch.stamps(&batch.runs()).into_iter().zip(values(&batch)));
+                }
+                all
+            });
+            for (number, point) in POINTS.iter().enumerate() {
+                for visit in VISITS {
+                    let variables = [
+                        ("SEGMENT", &*name),
+                        ("PORT", &port),
+                        ("POINT", &number.to_string()),
+                        ("VISIT", &visit.to_string()),
+                    ];
+                    let mut victim = Process::start("forwarder::kills::victim", &variables);
+                    assert!(
+                        eventually(|| victim.has_ended()),
+                        "visit {visit} of {point:?} was never reached"
+                    );
+                }
+            }
+            let last = forward(&name, learner.spec());
+            done.store(true, Ordering::Relaxed);
+            let sent = sends.map(|sender| sender.join().unwrap());
+            last.close(soon()).unwrap();
+            learner.consumer.flush().unwrap();
+            assert!(eventually(|| learner.consumer.ring().census().committed() == 0));
+            learner.consumer.ring().shut_down();
+            (sent, reader.join().unwrap())
+        });
+        for (id, count) in sent.into_iter().enumerate() {
+            let of_worker = seen.iter().filter(|(stamp, _)| stamp.producer_id == id as u32);
+            let mut numbers: Vec<_> = of_worker.map(|(stamp, value)| (stamp.sequence, *value)).collect();
+            numbers.sort_unstable();
+            assert_eq!(numbers, (0..count).map(|value| (value, value)).collect::<Vec<_>>());
+        }
+    }
 }

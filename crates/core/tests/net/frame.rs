@@ -5,7 +5,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use rollway_core::net::wire::frame::{
     self, Content, ENTRY_BYTES, Entry, GoodbyeReason, HEADER_BYTES, Header, Hello, Kind, LearnerStatus,
-    MAX_SEQUENCE, MAX_TEXT_BYTES, PREAMBLE_BYTES, Preamble, RecordLimits, Refusal, Welcome,
+    MAX_SEQUENCE, MAX_TEXT_BYTES, ORIGIN_BYTES, OriginRun, PREAMBLE_BYTES, Preamble, RecordLimits, Refusal,
+    Welcome,
 };
 
 fn kinds() -> impl Strategy<Value = Kind> {
@@ -16,6 +17,7 @@ fn kinds() -> impl Strategy<Value = Kind> {
         Just(Kind::Refuse),
         Just(Kind::Data),
         Just(Kind::Records),
+        Just(Kind::Stamped),
         Just(Kind::Ack),
         Just(Kind::Full),
         Just(Kind::Ping),
@@ -33,6 +35,7 @@ fn length_of(kind: Kind, dice: u64) -> u64 {
         Kind::Welcome => 24,
         Kind::Refuse => 4 + dice % 1000,
         Kind::Data | Kind::Records => dice,
+        Kind::Stamped => dice.max(ORIGIN_BYTES as u64),
         Kind::Goodbye => dice % (MAX_TEXT_BYTES as u64 + 1),
         Kind::Extension(_) => dice % (frame::MAX_EXTENSION_BYTES + 1),
         _ => 0,
@@ -49,7 +52,7 @@ prop_compose! {
 
 prop_compose! {
     fn hellos()(
-        content in prop_oneof![Just(Content::Samples), Just(Content::Records)],
+        content in prop_oneof![Just(Content::Samples), Just(Content::Records), Just(Content::Forwarded)],
         session: [u8; 16],
         producer_id in proptest::option::of(0u32..u32::MAX),
         attempt: u32,
@@ -69,7 +72,34 @@ prop_compose! {
     }
 }
 
+prop_compose! {
+    fn origins()(rows in 1u32..=50, producer_id: u32, version: u32, sequence in 0..=MAX_SEQUENCE) -> OriginRun {
+        OriginRun { rows, producer_id, version, sequence }
+    }
+}
+
 proptest! {
+    #[test]
+    fn origins_are_read_as_they_were_written_and_for_no_other_number_of_rows(
+        origins in vec(origins(), 1..20),
+        row_bytes in 0u64..100,
+        other: u32,
+    ) {
+        let index: Vec<u8> = origins.iter().flat_map(OriginRun::encoded).collect();
+        let rows: u32 = origins.iter().map(|run| run.rows).sum();
+        let rows_bytes = u64::from(rows) * row_bytes;
+        let header = Header { rows, length: index.len() as u64 + rows_bytes, ..Header::new(Kind::Stamped) };
+        prop_assert_eq!(OriginRun::index_bytes(&header, rows_bytes), Ok(index.len()));
+        prop_assert_eq!(OriginRun::parse(rows, &index), Ok(origins));
+        for wrong in [other, rows + 1, rows - 1, 0, u32::MAX] {
+            prop_assert!(wrong == rows || OriginRun::parse(wrong, &index).is_err());
+        }
+        for length in [header.length + 1, header.length - 1, rows_bytes, 0, u64::MAX] {
+            let wrong = Header { length, ..header };
+            prop_assert!(OriginRun::index_bytes(&wrong, rows_bytes).is_err());
+        }
+    }
+
     #[test]
     fn a_header_is_read_as_it_was_written(header in headers()) {
         prop_assert_eq!(Header::parse(&header.bytes()), Ok(Some(header)));
@@ -89,6 +119,7 @@ proptest! {
     fn a_length_that_does_not_fit_its_kind_is_damage(header in headers(), length: u64) {
         let fits = match header.kind {
             Kind::Data | Kind::Records => true,
+            Kind::Stamped => length >= ORIGIN_BYTES as u64,
             Kind::Proof => length == 32,
             Kind::Welcome => length == 24,
             Kind::Hello => (40..=40 + (1 << 20)).contains(&length),

@@ -2,8 +2,8 @@
 //! (`net/frame.rs`) and the fuzzer. Panics only where the core is wrong.
 
 use rollway_core::net::wire::frame::{
-    Entry, HEADER_BYTES, Header, Hello, Inventory, Kind, LeafList, PREAMBLE_BYTES, Preamble, RecordLimits,
-    Refusal, Welcome, parse_refuse, refuse,
+    Entry, HEADER_BYTES, Header, Hello, Inventory, Kind, LeafList, OriginRun, PREAMBLE_BYTES, Preamble,
+    RecordLimits, Refusal, Welcome, parse_refuse, refuse,
 };
 
 /// Reads `bytes` as everything that may come over a wire.
@@ -31,6 +31,7 @@ pub fn frame_bytes(bytes: &[u8]) {
     let rows = bytes.first().map_or(0, |&rows| rows as u32);
     probe_payload(&Header { rows, length: bytes.len() as u64, ..Header::new(Kind::Records) }, bytes);
     probe_payload(&Header { rows, ..Header::new(Kind::Version) }, bytes);
+    probe_payload(&Header { rows, length: bytes.len() as u64, ..Header::new(Kind::Stamped) }, bytes);
 }
 
 fn probe_payload(header: &Header, payload: &[u8]) {
@@ -59,6 +60,16 @@ fn probe_payload(header: &Header, payload: &[u8]) {
                 let again: Vec<u8> =
                     Entry::all(&payload[..index]).flat_map(|entry| entry.encoded()).collect();
                 assert_eq!(again, payload[..index]);
+            }
+        }
+        Kind::Stamped => {
+            // As samples of two bytes.
+            let Ok(index) = OriginRun::index_bytes(header, 2 * u64::from(header.rows)) else { return };
+            if let Ok(origins) = OriginRun::parse(header.rows, &payload[..index]) {
+                let again: Vec<u8> = origins.iter().flat_map(OriginRun::encoded).collect();
+                assert_eq!(again, payload[..index]);
+                let rows = origins.iter().map(|run| u64::from(run.rows)).sum::<u64>();
+                assert_eq!(rows, u64::from(header.rows));
             }
         }
         Kind::Inventory => {

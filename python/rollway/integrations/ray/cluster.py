@@ -80,8 +80,11 @@ def node_id() -> str:
 
 
 def namespace() -> str:
-    """Where this process finds and makes named actors."""
-    return initialised().get_runtime_context().namespace
+    """Where this process finds and makes named actors: beside the namespace of its job.
+
+    Ray warns of detached actors in the namespace of a job that was given none.
+    """
+    return f"rollway:{initialised().get_runtime_context().namespace}"
 
 
 def find_actor(name: str, space: str) -> Any:

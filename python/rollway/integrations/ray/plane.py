@@ -137,7 +137,7 @@ class Plane:
     def _ask(self, call: str, *arguments: Any) -> Any:
         """The answer of the run's registry, which is looked for and asked until the time is over."""
         looks = Looks(self._timeout_s)
-        why = f"nothing is published under that name in the Ray namespace {self._space!r}"
+        why = f"nothing is published under that name in the Ray namespace {self._space.partition(':')[2]!r}"
         while looks.again():
             registry = cluster.find_actor(registry_name(self.name), self._space)
             if registry is None:

@@ -182,8 +182,8 @@ class _PublishedRank:
                 why = str(gone)
                 continue
             raise RunNameTaken(
-                f"the name {self._run!r} is taken in the Ray namespace {self._space!r}: {answer}. Choose another name, "
-                "or end that learner"
+                f"the name {self._run!r} is taken in the Ray namespace {self._space.partition(':')[2]!r}: {answer}. "
+                "Choose another name, or end that learner"
             )
         raise ClusterUnavailable(
             f"Ray did not start the registry of run {self._run!r} within {self._timeout_s} s ({why})"

@@ -1,0 +1,146 @@
+"""The registry of a run, without Ray: leases, ranks, the numbers of workers. Its actor is tested in tests/peers/ray."""
+
+import asyncio
+import contextlib
+from dataclasses import replace
+
+import pytest
+
+from rollway.integrations.ray import registry as registry_module
+from rollway.integrations.ray.learner_entry import LearnerEntry
+from rollway.integrations.ray.lease import PRESENT, WITHDRAWN
+from rollway.integrations.ray.registry import Registered, Registry, Status
+
+ENTRY = LearnerEntry(
+    identity="first",
+    rank=0,
+    world_size=1,
+    kind="samples",
+    host="127.0.0.1",
+    port=1,
+    token="a secret",
+    node_id="node",
+    pid=7,
+    version="0",
+    protocol=0,
+    leaves=[],
+    structure=b"",
+    on_full="block",
+    ring=None,
+    weights=None,
+    reconnect_timeout_s=60.0,
+)
+SOON = 20.0
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    """How often the actor has ended itself."""
+    ends = []
+    monkeypatch.setattr(registry_module, "end_this_actor", lambda: ends.append(1))
+    monkeypatch.setattr(registry_module, "_OVER_LINGER_S", 0.0)
+    return ends
+
+
+async def present(registry, entry=ENTRY, generation=0):
+    """Registers a learner, and takes its lease: the learner's end of it."""
+    registered = await registry.register(entry, generation)
+    assert isinstance(registered, Registered), registered
+    reader, writer = await asyncio.open_connection(registered.host, registered.port)
+    writer.write(registered.key)
+    assert await reader.read(1) == PRESENT
+    return writer
+
+
+def rank(number, world_size=2, **changes):
+    return replace(ENTRY, identity=f"rank {number}", rank=number, world_size=world_size, **changes)
+
+
+def test_a_learner_is_present_while_its_lease_is_open(ended):
+    async def run():
+        registry = Registry("127.0.0.1")
+        assert "has not been published" in await registry.learner(None, 0.0)
+        lease = await present(registry)
+        seen = await registry.watch(0, Status(None, None), SOON)
+        assert seen == Status("present", "first")
+        lease.close()
+        assert await registry.watch(0, seen, SOON) == Status("lost", "first")
+        assert "its learner (pid 7 on 127.0.0.1) died 0 s ago" in await registry.learner(None, 0.0)
+        assert not ended  # it waits for the next learner
+        lease = await present(registry, replace(ENTRY, identity="second"))
+        assert (await registry.learner(0, SOON)).identity == "second"
+        lease.write(WITHDRAWN)
+        assert await registry.watch(0, Status("present", "second"), SOON) == Status("over", "second")
+        while not ended:
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
+
+
+def test_a_learner_that_never_takes_its_lease_is_forgotten(ended, monkeypatch):
+    monkeypatch.setattr(registry_module, "_LEASE_WAIT_S", 0.01)
+
+    async def run():
+        registry = Registry("127.0.0.1")
+        assert isinstance(await registry.register(ENTRY, 0), Registered)
+        seen = await registry.watch(0, Status("expected", "first"), SOON)
+        assert seen == Status(None, None)
+
+    asyncio.run(run())
+
+
+def test_a_stranger_gets_no_lease(ended):
+    async def run():
+        registry = Registry("127.0.0.1")
+        registered = await registry.register(ENTRY, 0)
+        reader, writer = await asyncio.open_connection(registered.host, registered.port)
+        writer.write(bytes(32))
+        assert await reader.read() == b""
+        assert isinstance(await registry.register(replace(ENTRY, identity="other"), 0), str)
+
+    asyncio.run(run())
+
+
+def test_only_those_who_connect_get_the_secret(ended):
+    async def run():
+        registry = Registry("127.0.0.1")
+        lease = await present(registry)
+        joined, number = await registry.join(None, None, None, SOON)
+        assert (joined.token, number) == (None, 0) and (await registry.learner(0, SOON)).token is None
+        assert (await registry.way_in(0, SOON)).token == "a secret" and "a secret" not in repr(ENTRY)
+        assert await registry.weights_from("node", 0.0) == "none of its learners has published weights"
+        lease.close()
+
+    asyncio.run(run())
+
+
+def test_workers_wait_for_all_ranks_and_are_spread_over_them(ended):
+    async def run():
+        registry = Registry("127.0.0.1")
+        leases = [await present(registry, rank(0))]
+        early = asyncio.create_task(registry.join("a", None, None, SOON))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(early), 0.05)
+        assert not early.done()
+        leases.append(await present(registry, rank(1)))
+        joined = [await early, *[await registry.join(worker, None, None, SOON) for worker in "bcdab"]]
+        assert [entry.rank for entry, _ in joined] == [0, 1, 0, 1, 0, 1]  # a and b came twice
+        assert [number for _, number in joined] == list(range(6))
+        leases[0].close()
+        await registry.watch(0, Status("present", "rank 0"), SOON)
+        assert (await registry.join("a", None, None, SOON))[0].rank == 1  # its own is lost
+        assert "its rank 0 (pid 7 on 127.0.0.1) died" in await registry.join("a", 0, None, 0.0)
+        leases[1].close()
+
+    asyncio.run(run())
+
+
+def test_numbers_of_workers_go_on_after_a_registry_was_lost(ended):
+    async def run():
+        registry = Registry("127.0.0.1")
+        lease = await present(registry, generation=3)
+        _, number = await registry.join(None, None, None, SOON)
+        assert number == 3 << 20
+        lease.close()
+
+    asyncio.run(run())
