@@ -125,7 +125,7 @@ def test_collectors_that_do_not_stop_are_killed(ray):
 def test_collectors_that_ray_cannot_place_are_an_error_and_end_with_the_runner(ray):
     with Runner(RayPlacement(resources={"none such": 1}, start_timeout_s=0.5), num_collectors=2) as runner:
         runner.start_collectors(report_until_stop)
-        assert runner.supervisor.alive == 2 and runner.supervisor.pids() == {}
+        assert (runner.supervisor.alive, runner.supervisor.pending, runner.supervisor.pids()) == (0, 2, {})
         with pytest.raises(CollectorError, match=r"placed none of 2 collectors .* takes 1 CPU, 1 none such"):
             until(runner.check, timeout=60)
 

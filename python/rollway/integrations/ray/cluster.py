@@ -42,15 +42,14 @@ def initialised() -> Any:
 def joined(address: str) -> Iterator[None]:
     """In the block, this process is a driver of the cluster there, in a namespace of its own."""
     need_packages("rollway.integrations.ray", "ray", "ray")
-    if "://" in address:
+    host, _, port = address.rpartition(":")
+    if "://" in address or (address != "auto" and not (host and port.isdecimal())):
         raise InvalidArgument(
-            f"the address {address!r} is that of a client of Ray, which runs on no node: run this on a node, and give "
-            "'auto' or host:port"
+            f"the address of a cluster of Ray is 'auto' or host:port, not {address!r}: run this on one of its nodes"
         )
     ray: Any = import_module("ray")
     try:
         if address != "auto":  # for minutes, Ray tries again what is refused
-            host, _, port = address.rpartition(":")
             socket.create_connection((host, int(port)), _REACH_WAIT_S).close()
         ray.init(
             address=address,

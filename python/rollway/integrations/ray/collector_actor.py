@@ -27,6 +27,8 @@ from rollway.runner.collector_error import Failure, format_collector_death
 from rollway.runner.restart_policy import RestartCount
 from rollway.runner.supervised_collector import Reports, SupervisedCollector
 
+_MAX_REPORTS = 10_000  # of each, until the learner asks for them; then the oldest are dropped
+
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
@@ -110,8 +112,6 @@ class PlacedCollector(SupervisedCollector):
         self._lines, self._make, self._call, self._route = lines, make, call, route
         self._actor: Any = None
         self._done: Future[bytes | None]
-        self.place: CollectorPlace | None = None
-        """Where Ray has placed its actor."""
         self._news: _News
         self._key = b""
         self._is_killed = False
@@ -124,13 +124,18 @@ class PlacedCollector(SupervisedCollector):
         return self._actor is not None
 
     @property
+    def place(self) -> CollectorPlace | None:
+        """Where its actor runs; ``None`` until it says so."""
+        return self._news.place
+
+    @property
     def pid(self) -> int | None:
         """Its process, on whatever node; ``None`` until Ray has placed it."""
         return None if self.place is None else self.place.pid
 
     def start(self) -> None:
         """Makes an actor, which Ray places when it can."""
-        self._began, self.place, self._is_killed = None, None, False
+        self._began, self._is_killed = None, False
         self.started_at = time.monotonic()
         self._news = news = _News()
         self._key = self._lines.expect(news.add)
@@ -150,10 +155,8 @@ class PlacedCollector(SupervisedCollector):
     def read_reports(self, reports: Reports) -> None:
         """Takes its reports."""
         for message in self._news.take():
-            if self.place is None:
-                self.place = CollectorPlace(*json.loads(message))
-            else:
-                self._take(message, reports)
+            self._take(message, reports)
+        self._began = self._news.began
 
     def signal(self, number: signal.Signals) -> None:
         """Lets Ray kill the actor. After SIGKILL it counts as ended, even if Ray does not answer any more."""
@@ -202,16 +205,23 @@ class PlacedCollector(SupervisedCollector):
 
 
 class _News:
-    """Messages of one actor, and the end of its call, from other threads to that of the supervisor."""
+    """What one actor says, and the end of its call, from other threads to that of the supervisor."""
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._messages: deque[bytes] = deque()
+        self.place: CollectorPlace | None = None
+        self.began: float | None = None
+        self._reports: deque[bytes] = deque(maxlen=_MAX_REPORTS)
         self._changing = threading.Lock()
 
     def add(self, message: bytes) -> None:
-        """Adds a message."""
-        self._messages.append(message)
+        """Adds a message: the place, then the beginning of the target, then reports."""
+        if self.place is None:
+            self.place = CollectorPlace(*json.loads(message))
+        elif not message:
+            self.began = time.monotonic()
+        else:
+            self._reports.append(message)
         self.notify()
 
     def notify(self) -> None:
@@ -221,10 +231,10 @@ class _News:
                 os.eventfd_write(self.fd, 1)
 
     def take(self) -> list[bytes]:
-        """The messages so far."""
+        """The reports so far."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.fd)
-        return [self._messages.popleft() for _ in range(len(self._messages))]
+        return [self._reports.popleft() for _ in range(len(self._reports))]
 
     def close(self) -> None:
         """Closes the descriptor."""

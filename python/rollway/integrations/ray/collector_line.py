@@ -40,13 +40,13 @@ class LearnerLines:
 
     def __init__(self, host: str) -> None:
         self._takers: dict[bytes, Callable[[bytes], None]] = {}
-        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._connections: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
         self._collectors: set[asyncio.StreamWriter] = set()
         self._is_set = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rollway-collectors", daemon=True)
         self._thread.start()
-        self._server = self._run(asyncio.start_server(self._serve, host, 0))
+        self._server = self._run(asyncio.start_server(self._accept, host, 0))
         self.address: tuple[str, int] = (host, self._server.sockets[0].getsockname()[1])
         """Where collectors connect to."""
 
@@ -86,25 +86,27 @@ class LearnerLines:
             collector.write(_STOP)
 
     async def _end(self) -> None:
+        # The server is closed last: asyncio loses a connection that it is accepting just then.
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            for connection in self._connections:
+                connection.close()
+            await asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)
         self._server.close()
-        for connection in self._connections.values():
-            connection.close()
-        await asyncio.gather(*self._connections)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections[writer] = self._loop.create_task(self._serve(reader, writer))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, until it ends."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections[task] = writer
         try:
             with contextlib.suppress(asyncio.IncompleteReadError, TimeoutError, OSError):
-                await self._take(reader, writer)
+                await self._hear(reader, writer)
         finally:
-            del self._connections[task]
+            del self._connections[writer]
             self._collectors.discard(writer)
             writer.close()
 
-    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         key = await asyncio.wait_for(reader.readexactly(KEY_BYTES), _KEY_WAIT_S)
         if key not in self._takers:
             return

@@ -109,24 +109,28 @@ class ActorSupervisor(CollectorSupervisor):
     def check(self) -> None:
         """As of `CollectorSupervisor`. `CollectorError` also when Ray has placed no collector in time."""
         super().check()
-        now, waiting = time.monotonic(), [child for child in self._placed() if child.pid is None]
-        late = [child for child in waiting if now - child.started_at > self._placement.start_timeout_s]
-        if late and len(waiting) == self.alive:
-            self._final_error = CollectorError(self._why_late(f"none of {len(waiting)} collectors"))
+        long_ago = time.monotonic() - self._placement.start_timeout_s
+        late = sum(child.started_at < long_ago for child in self._unplaced())
+        if late and not self.alive:
+            self._final_error = CollectorError(self._why_late(f"none of {len(self._alive())} collectors"))
             raise self._final_error
-        if len(late) > self._late:
-            _log.warning("%s", self._why_late(f"{self.alive - len(waiting)} of {self.alive} collectors"))
-        self._late = len(late)
+        if late > self._late:
+            _log.warning("%s", self._why_late(f"{self.alive} of {len(self._alive())} collectors"))
+        self._late = late
 
-    def pids(self) -> dict[int, int]:
-        """The process of each living collector that Ray has placed, on whatever node."""
-        self._poll(0.0)
-        return super().pids()
+    @property
+    def alive(self) -> int:
+        """Collectors that Ray has placed, and that live."""
+        return len(self._alive()) - len(self._unplaced())
+
+    @property
+    def pending(self) -> int:
+        """Collectors that will be restarted, or that Ray has not placed yet."""
+        return super().pending + len(self._unplaced())
 
     def nodes(self) -> dict[int, str]:
         """The node of each living collector that Ray has placed, by its identifier."""
-        self._poll(0.0)
-        return {child.index: child.place.node_id for child in self._placed() if child.place is not None}
+        return {child.index: child.place.node_id for child in self._actors() if child.place is not None}
 
     def tell_to_stop(self) -> None:
         """Tells them to stop, and lets those return that wait for room."""
@@ -135,12 +139,14 @@ class ActorSupervisor(CollectorSupervisor):
             return
         self._published.close()
         is_up = cluster.is_initialised()
-        for child in self._placed():
-            if not is_up or child.pid is None:
-                child.signal(signal.SIGTERM if is_up else signal.SIGKILL)
+        for child in self._unplaced() if is_up else self._actors():
+            child.signal(signal.SIGTERM if is_up else signal.SIGKILL)
 
-    def _placed(self) -> list[PlacedCollector]:
+    def _actors(self) -> list[PlacedCollector]:
         return [child for child in self._alive() if isinstance(child, PlacedCollector)]
+
+    def _unplaced(self) -> list[PlacedCollector]:
+        return [child for child in self._actors() if child.place is None]
 
     def _why_late(self, how_many: str) -> str:
         ray = cluster.initialised()
