@@ -42,10 +42,14 @@ def test_there_are_examples_in_docstrings():
     assert {"rollway.ring.server.Server", "rollway.ring.shm_client.ShmClient"} <= with_examples
 
 
-def run(path):
+def run(path, *arguments):
     """As a user runs it; what it started and did not end, ends with it."""
     process = subprocess.Popen(
-        [sys.executable, path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, path, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     try:
         out, err = process.communicate(timeout=250)
@@ -70,13 +74,14 @@ def run_here(monkeypatch, capfd):
 
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+ARGUMENTS = {"rllib.py": ["1"]}  # how many updates
 LEARNERS = [path for path in EXAMPLES if "rollway.algorithms" in path.read_text()]
 
 
 @pytest.mark.timeout(300)  # one of them imports Atropos and SkyRL, on a machine that may be busy
 @pytest.mark.parametrize("example", [path for path in EXAMPLES if path not in LEARNERS], ids=lambda path: path.name)
 def test_every_example_runs(example):
-    assert run(example).strip()
+    assert run(example, *ARGUMENTS.get(example.name, [])).strip()
 
 
 @pytest.mark.timeout(300)
