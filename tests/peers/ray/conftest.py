@@ -7,7 +7,7 @@ import pytest
 NAMESPACE = "rollway-tests"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def ray_cluster():
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
