@@ -677,7 +677,8 @@ impl<'a> Protocol<'a> {
         let mut chosen = false;
         for idle_only in [true, false] {
             self.seal(|Unfinished { committed, claimed, is_sealed, .. }| {
-                let take = !chosen && !is_sealed && committed >= enough && !(idle_only && claimed > 0);
+                let is_idle = claimed == 0;
+                let take = !chosen && !is_sealed && committed >= enough && (is_idle || !idle_only);
                 chosen |= take;
                 take
             })?;

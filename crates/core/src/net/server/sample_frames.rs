@@ -138,7 +138,7 @@ impl Connection<'_> {
         progress: &mut Progress,
     ) -> Result<(), End> {
         let server = self.server;
-        let origins_from = |sequence: u64| origins.from_row((sequence - header.sequence) as usize);
+        let origins_from = |sequence: u64| origins.starting_at((sequence - header.sequence) as usize);
         let (mut sequence, mut spilled, mut behind) = (header.sequence, 0, 0);
         for span in self.scatter.take_spans() {
             let rows = span.rows();
@@ -218,7 +218,7 @@ enum Origins {
 
 impl Origins {
     /// The origin of each row, from this one on.
-    fn from_row(&self, row: usize) -> impl Iterator<Item = Origin> {
+    fn starting_at(&self, row: usize) -> impl Iterator<Item = Origin> {
         let (one, runs) = match self {
             Origins::One(origin) => (Some(*origin), &[][..]),
             Origins::Runs(runs) => (None, &runs[..]),
