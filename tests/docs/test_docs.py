@@ -315,13 +315,16 @@ def test_tasks_of_ray_send_as_the_page_for_users_of_ray_says(tmp_path):
     assert run(script).splitlines() == ["(32, 4) 1984.0"] * 2
 
 
-@pytest.mark.timeout(300)  # starts Ray, once for both blocks
+@pytest.mark.timeout(300)  # starts Ray, once for all blocks
 def test_workers_find_a_learner_by_name_as_the_page_on_ray_says(tmp_path):
-    program, rank = blocks(ROOT / "docs/ray.md")
+    program, rank, training = blocks(ROOT / "docs/ray.md")
     server = "server, rank = rollway.Server(example, batch_size=1), 0\nserver.submit(example)\n"
     script = tmp_path / "by_name.py"
-    script.write_text(f"{program}\n{server}{rank}    print(len(sample))\n")
-    assert run(script).splitlines() == [*["(32, 4) 4.0"] * 2, "1"]
+    room = "import os\nos.chdir(os.path.dirname(__file__))\nfor worker in workers:\n    ray.kill(worker)\n"
+    script.write_text(f"{program}\n{server}{rank}    print(len(sample))\n{room}{training}")
+    first, second, third, *trained = run(script).splitlines()
+    assert (first, second, third) == ("(32, 4) 4.0", "(32, 4) 4.0", "1")
+    assert [int(line.split()[0]) for line in trained] == [512 * 2 * iteration for iteration in range(1, 6)]
 
 
 def test_every_block_is_run():
@@ -334,7 +337,7 @@ def test_every_block_is_run():
         "docs/replay.md": 1,
         "docs/weights.md": 3,
         "docs/records.md": 3,
-        "docs/ray.md": 2,
+        "docs/ray.md": 3,
         "docs/atropos.md": 2,
         "docs/vector_env.md": 4,
         "docs/training.md": 1,

@@ -225,4 +225,5 @@ def close_all() -> None:
             stack.callback(runner.close)
 
 
+weakref.finalize(Runner, int)  # registers the exit of weakref before ours: it closes rings, and ends finalisers
 atexit.register(close_all)  # registered after that of multiprocessing, so it runs before: that one waits for children

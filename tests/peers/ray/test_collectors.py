@@ -11,6 +11,7 @@ import rollway
 from rollway import AsyncRunner, RestartPolicy, RolloutRingBuffer, SharedWeightSync, _core
 from rollway.errors import CollectorError, InvalidArgument
 from rollway.integrations.ray import RayPlacement
+from tests.peers.ray.conftest import NAMESPACE
 from tests.support.processes import is_gone, until
 
 DIMS = {"num_envs": 2, "num_steps": 3, "obs_dim": 4, "action_dim": 1}
@@ -53,6 +54,14 @@ def collect(collector, ring, weights):
         collector.report(unwound=1)
 
 
+def write_numbers(collector, ring, count):
+    for number in range(count):
+        with ring.writing() as rollout:
+            rollout["rewards"][:] = number
+    collector.report(written=count)
+    collector.stop.wait()
+
+
 def take_until(runner, ring, enough):
     """The newest weight of each collector, as its rollouts say."""
     seen = {}
@@ -62,6 +71,10 @@ def take_until(runner, ring, enough):
         seen[int(views["obs"].flat[0])] = float(views["rewards"].flat[0])
         ring.advance_read()
     return seen
+
+
+def segments():
+    return list(Path(_core.shm_directory()).glob("rollway.*"))
 
 
 def reports_of(runner, enough):
@@ -144,7 +157,7 @@ def test_collectors_of_two_nodes_write_rollouts_by_the_newest_weights(ray, route
         until(lambda: ring.stats()["ready_samples"] == 4)  # they wait for room
         assert len(set(runner.supervisor.nodes().values())) == 2
     assert sorted(runner.reports()) == [(index, {"unwound": 1}) for index in range(4)], "they were woken"
-    until(lambda: not list(Path(_core.shm_directory()).glob("rollway.*")))
+    until(lambda: not segments(), 30)
 
 
 def test_what_only_one_machine_can_share_is_refused(ray):
@@ -156,3 +169,51 @@ def test_what_only_one_machine_can_share_is_refused(ray):
         with pytest.raises(InvalidArgument, match="1 WeightSync but 0 RolloutRing"):
             runner.start_collectors(report_until_stop, weights)
         assert runner.supervisor.alive == 0
+
+
+def test_a_node_drops_the_oldest_rollout_where_the_ring_does(ray):
+    with Runner(RayPlacement(num_cpus=0, route="forwarder")) as runner:
+        ring = runner.own(RolloutRingBuffer(**DIMS, num_slots=2))
+        runner.start_collectors(write_numbers, ring, 100)
+        reports_of(runner, len)  # it has not waited for the learner
+        numbers = []
+        while not numbers or numbers[-1] != 99:
+            assert runner.wait_for_data(ring, timeout=60)
+            numbers.append(int(ring.read_numpy_views()["rewards"].flat[0]))
+            ring.advance_read()
+    assert numbers == sorted(numbers) and len(numbers) < 100
+
+
+LEARNER = """
+    import os, signal, sys
+    import ray
+    from tests.peers.ray.test_collectors import *
+
+    ray.init(address=sys.argv[1], namespace=sys.argv[2], log_to_driver=False)
+    # On the node of this process no forwarder lives on for a minute.
+    resources = {"node:__internal_head__": 0.001} if sys.argv[3] == "killed" else {"far": 1}
+    runner = Runner(RayPlacement(num_cpus=0, resources=resources))
+    ring = runner.own(RolloutRingBuffer(**DIMS, on_full="block"))
+    weights = runner.own(SharedWeightSync.from_state_dict({"w": np.zeros(3, np.float32)}))
+    runner.start_collectors(collect, ring, weights)
+    while not runner.wait_for_data(ring):
+        pass
+    print(*runner.supervisor.pids().values(), flush=True)
+    if sys.argv[3] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(("how", "code"), [("ends", 0), ("killed", -signal.SIGKILL)])
+def test_collectors_end_with_a_learner_that_does_not_close_its_runner(ray, address, child, how, code):
+    learner = child(LEARNER, address, NAMESPACE, how)
+    pid = int(learner.line())
+    learner.ends(code)
+    until(lambda: is_gone(pid), 30)
+
+    def is_clean():
+        if how == "killed":
+            rollway.gc()
+        return not segments()
+
+    until(is_clean, 30)

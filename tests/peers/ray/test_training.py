@@ -2,22 +2,17 @@
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
 import rollway
-from rollway import _core
 from rollway.algorithms import AppoRunner, Policy, SacRunner
 from rollway.errors import InvalidArgument
 from rollway.integrations.ray import RayPlacement
+from tests.peers.ray.test_collectors import segments
 from tests.support.processes import Command, until
 
 pytestmark = pytest.mark.timeout(300)
-
-
-def segments():
-    return list(Path(_core.shm_directory()).glob("rollway.*"))
 
 
 def test_appo_learns_on_three_nodes_although_one_of_them_is_killed(ray, ray_cluster, tmp_path):
@@ -69,7 +64,9 @@ def test_ctrl_c_ends_the_command_its_actors_and_forwarders(ray, address, tmp_pat
         (["appo", "--ray", "localhost:1"], 1, "no cluster of Ray answers at 'localhost:1'"),
     ],
 )
-def test_a_cluster_that_cannot_be_used_is_one_line(args, status, says, tmp_path):
-    command = Command("train", *args, "--log-dir", tmp_path)
-    code, _, err = command.ends()
+def test_a_cluster_that_cannot_be_used_is_one_line(args, status, says, tmp_path, monkeypatch, capfd):
+    from rollway.cli import app
+
+    monkeypatch.setattr("sys.argv", ["rollway", "train", *args, "--log-dir", str(tmp_path)])
+    code, err = app.run(), capfd.readouterr().err
     assert code == status and err.count("\n") == 1 and says in err and "Traceback" not in err, err
