@@ -22,6 +22,7 @@ __all__ = [
     "EnvSink",
     "EnvWorker",
     "EventfdWaiter",
+    "Forwarder",
     "Group",
     "HistSnapshot",
     "Inspection",
