@@ -97,6 +97,21 @@ def node_actor(ray, run):
     return ray.get_actor(node_actor_name(run, node), cluster.namespace())
 
 
+def node_pid(ray, run, other_than=()):
+    """The process of that forwarder, once Ray has restarted it."""
+    found = []
+
+    def is_up():
+        try:
+            found.append(ray.get(node_actor(ray, run).pid.remote(), timeout=60))
+        except ray.exceptions.RayActorError:
+            return False
+        return found[-1] not in other_than
+
+    until(is_up, 60)
+    return found[-1]
+
+
 def node_segments(run):
     return list(Path(_core.shm_directory()).glob(f"rollway.ray-{run}-*"))
 
@@ -109,7 +124,7 @@ def test_a_killed_forwarder_loses_and_repeats_nothing(ray, far, learner, tmp_pat
         killed = set()
         for round_ in range(3):
             until(lambda: taker.total > 10_000 * (round_ + 1), 60)
-            pid = ray.get(node_actor(ray, "forwarder-dies").pid.remote())
+            pid = node_pid(ray, "forwarder-dies", killed)
             killed.add(pid)
             os.kill(pid, signal.SIGKILL)
         lives = ray.get(done)
@@ -182,17 +197,48 @@ def test_all_workers_of_a_node_read_one_copy_of_the_weights_also_of_the_next_lea
     copies = ray.get([reader.read.remote("weights") for reader in readers])
     assert len({name for name, _ in copies}) == 1 and copies[0][0].startswith("ray-weights-")
     assert {value for _, value in copies} == {1.0}
-    pid = ray.get(node_actor(ray, "weights").pid.remote())
+    pid = node_pid(ray, "weights")
     first.kill()
     second = child(WEIGHTS, address, NAMESPACE, "weights", 2.0)
     second.says("published")
     until(lambda: ray.get(readers[0].read.remote("weights"))[1] == 2.0, 60)
-    assert ray.get(node_actor(ray, "weights").pid.remote()) == pid
+    assert node_pid(ray, "weights") == pid
     second.tell()
     second.ends()
     until(lambda: not node_segments("weights"), 30)
     for reader in readers:
         ray.kill(reader)
+
+
+class Follower:
+    """Reads each version as it comes."""
+
+    def __init__(self, run):
+        self.weights = connect(run).weights()
+
+    def wait(self, version):
+        self.weights.wait_for_version(version, timeout=60)
+        return float(self.weights.read_weights()["w"][0])
+
+
+def test_nodes_fetch_weights_from_each_other(ray, ray_cluster):
+    third = ray_cluster.add_node(num_cpus=1, resources={"third": 1})
+    weights = rollway.SharedWeightSync.from_state_dict({"w": np.full(3, 1.0)})
+    with weights, rollway.Server({"x": np.zeros(1)}, 1) as server:
+        with publish("tree", server, weights=weights, weights_fan_out=1):
+            made = [ray.remote(num_cpus=0, resources={at: 1})(Follower) for at in ("far", "third")]
+            followers = []
+            for one in made:  # in this order: the third node fetches from the second
+                followers.append(one.remote("tree"))
+                assert ray.get(followers[-1].wait.remote(1)) == 1.0
+            assert server.stats()["tcp_connections"] == 1
+            os.kill(node_pid(ray, "tree"), signal.SIGKILL)
+            for version in (2, 3):
+                weights.write_weights({"w": np.full(3, float(version))})
+                assert ray.get([follower.wait.remote(version) for follower in followers]) == [version] * 2
+    for follower in followers:
+        ray.kill(follower)
+    ray_cluster.remove_node(third)
 
 
 def test_workers_are_told_when_the_learner_withdraws(ray, far, learner, tmp_path):
@@ -223,13 +269,13 @@ def test_a_node_that_dies_stops_no_other_and_a_late_one_joins(ray, ray_cluster, 
         far()[0].run.remote("node-dies", tmp_path, 1 << 40)
         made.run.remote("node-dies", tmp_path, 1 << 40)
         until(lambda: len(taker.steps) == 2, 60)
-        pid = ray.get(node_actor(ray, "node-dies").pid.remote())
+        pid = node_pid(ray, "node-dies")
         ray_cluster.remove_node(doomed, allow_graceful=False)
         before = taker.total
         until(lambda: taker.total > before + 5000, 60)
         late = ray_cluster.add_node(num_cpus=1, resources={"late": 1})
         ray.get(ray.remote(num_cpus=0, resources={"late": 1})(Worker).remote().run.remote("node-dies", tmp_path, 100))
-        assert ray.get(node_actor(ray, "node-dies").pid.remote()) == pid
+        assert node_pid(ray, "node-dies") == pid
         until(lambda: len(taker.steps) == 3, 60)
         ray_cluster.remove_node(late)
     rollway.gc()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rollway.integrations.ray import registry as registry_module
-from rollway.integrations.ray.learner_entry import LearnerEntry
+from rollway.integrations.ray.learner_entry import LearnerEntry, SegmentIdentity
 from rollway.integrations.ray.lease import PRESENT, WITHDRAWN
 from rollway.integrations.ray.registry import Registered, Registry, Status
 
@@ -29,6 +29,7 @@ ENTRY = LearnerEntry(
     ring=None,
     weights=None,
     reconnect_timeout_s=60.0,
+    weights_fan_out=1,
 )
 SOON = 20.0
 
@@ -108,7 +109,7 @@ def test_only_those_who_connect_get_the_secret(ended):
         joined, number = await registry.join(None, None, None, SOON)
         assert (joined.token, number) == (None, 0) and (await registry.learner(0, SOON)).token is None
         assert (await registry.way_in(0, SOON)).token == "a secret" and "a secret" not in repr(ENTRY)
-        assert await registry.weights_from("node", 0.0) == "none of its learners has published weights"
+        assert "none of its learners has published weights" in await registry.weights_from("node", 0.0)
         lease.close()
 
     asyncio.run(run())
@@ -142,5 +143,35 @@ def test_numbers_of_workers_go_on_after_a_registry_was_lost(ended):
         _, number = await registry.join(None, None, None, SOON)
         assert number == 3 << 20
         lease.close()
+
+    asyncio.run(run())
+
+
+def test_nodes_fetch_weights_from_each_other_and_from_the_next_one_when_a_node_is_lost(ended):
+    async def offered(registry, node):
+        registered = await registry.offer(node, "127.0.0.2", ord(node), f"secret of {node}")
+        reader, writer = await asyncio.open_connection(registered.host, registered.port)
+        writer.write(registered.key)
+        assert await reader.read(1) == PRESENT
+        return writer
+
+    async def run():
+        registry = Registry("127.0.0.1")
+        lease = await present(registry, replace(ENTRY, weights=SegmentIdentity("w", 1)))
+        assert (await registry.weights(SOON)).token is None
+        first = await registry.weights_from("a", SOON)
+        assert (first.weights_node, first.port) == (None, ENTRY.port)
+        waiting = asyncio.create_task(registry.weights_from("b", SOON))  # until a has a copy
+        mirrors = {"a": await offered(registry, "a")}
+        second = await waiting
+        assert (second.weights_node, second.port, second.token) == ("a", ord("a"), "secret of a")
+        mirrors["b"] = await offered(registry, "b")
+        seen = Status("present", "first", "a")
+        moved = asyncio.create_task(registry.watch(0, seen, SOON, node="b"))
+        mirrors["a"].close()
+        assert await moved == Status("present", "first", None)
+        assert (await registry.weights_from("b", SOON)).port == ENTRY.port
+        lease.close()
+        mirrors["b"].close()
 
     asyncio.run(run())

@@ -21,7 +21,7 @@
 //!     takes the attempt with the highest number for the latest.
 
 use super::consumer::{Batch, Consumer};
-use super::layout::{BatchNo, BufferKind, BufferWord, Forwarding};
+use super::layout::{BatchNo, BufferKind, BufferWord, Forwarding, NUMBERED};
 use super::{IfExists, Ring, RingSpec};
 use crate::error::Result;
 use crate::segment::{Activity, LearnerSeat};
@@ -81,7 +81,7 @@ impl Consumer {
         line.sent_first.store(first, Ordering::Relaxed);
         crash_point(Point::FirstNumbered);
         // SYNC ring.numbered: Release here, Acquire in `is_numbered`. Publishes `sent_first` (F2).
-        line.sent_batch.store(number, Ordering::Release);
+        line.sent_batch.store(NUMBERED | number, Ordering::Release);
         crash_point(Point::BatchNumbered);
         self.forwarding().next.store(first + batch.len() as u64, Ordering::Relaxed);
         crash_point(Point::NumbersMoved);
@@ -111,7 +111,7 @@ impl Consumer {
         taken_all?;
         numbered.sort_by_key(|(first, _)| *first);
         let end_of = |(first, batch): &Numbered| first.saturating_add(batch.len() as u64);
-        let next = numbered.last().map_or(0, end_of).max(this.ring().next_number());
+        let next = numbered.last().map_or(0, end_of).max(this.forwarding().next.load(Ordering::Relaxed));
         let mut start = next;
         let unsettled = numbered.iter().rev().take_while(|numbered| {
             let follows = end_of(numbered) == start;
@@ -156,7 +156,8 @@ impl Consumer {
     /// Sleeps until something can be taken, another thread calls [`wake_consumers`](Ring::wake_consumers), or `limit` is over; takes back what the dead
     /// hold, now and then.
     pub fn sleep(&self, ticket: u32, limit: Option<Duration>, poll: &mut LivenessPoll) -> Result<()> {
-        let _waiting = self.seat.waits(Activity::WaitData);
+        // While it holds batches, it waits for the receiver.
+        let _waiting = (self.held() == 0).then(|| self.seat.waits(Activity::WaitData));
         let pause = self.sleep_time(poll);
         let woken = self
             .ring()
@@ -209,11 +210,6 @@ impl Ring {
                 }
             }
         })
-    }
-
-    /// After the last number that a forwarder gave.
-    pub fn next_number(&self) -> u64 {
-        self.protocol().control.forwarding.next.load(Ordering::Relaxed)
     }
 
     /// Closes early what is unfinished, so that it can be taken.

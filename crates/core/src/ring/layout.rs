@@ -51,6 +51,9 @@ pub const MAX_BATCH: usize = (1 << (INDEX_BITS - 1)) - 1;
 /// The [`target`](Buffer::target) that stands for every slot.
 pub const ANY_SLOT: u64 = u64::MAX;
 
+/// The bit of [`sent_batch`](Buffer::sent_batch) that tells a batch from none: after 2⁴⁰ batches, one has the number 0.
+pub const NUMBERED: u64 = 1 << 63;
+
 /// The number of a batch.
 pub type BatchNo = Serial;
 
@@ -261,7 +264,7 @@ pub struct Buffer {
     pub sealed: AtomicU64,
     /// CLOCK_MONOTONIC when it was last taken. For people.
     pub taken_ns: AtomicU64,
-    /// The last batch in this buffer that a forwarder gave numbers, and the number of its first sample.
+    /// The last batch in this buffer that a forwarder gave numbers, with [`NUMBERED`], and the number of its first sample.
     pub sent_batch: AtomicU64,
     pub sent_first: AtomicU64,
 }

@@ -31,7 +31,7 @@
 //! I9  `cursor`, `holes` and `target` are hints. Wrong ones cost time: a scan, or a liveness poll.
 
 use super::layout::{
-    ANY_SLOT, BatchNo, Buffer, BufferKind, BufferWord, Control, Place, Slot, SlotKind, SlotWord,
+    ANY_SLOT, BatchNo, Buffer, BufferKind, BufferWord, Control, NUMBERED, Place, Slot, SlotKind, SlotWord,
 };
 pub use crate::error::Damage;
 use crate::segment::{Owned, Owner};
@@ -440,7 +440,7 @@ impl<'a> Protocol<'a> {
     /// Whether a forwarder has given numbers to a batch.
     pub fn is_numbered(&self, line: &Buffer, batch: BatchNo) -> bool {
         // SYNC ring.numbered: Acquire here, Release in `Consumer::number`. Publishes `sent_first` (F2).
-        line.sent_batch.load(Ordering::Acquire) == batch.value()
+        line.sent_batch.load(Ordering::Acquire) == NUMBERED | batch.value()
     }
 
     /// Drops the oldest complete batch that no consumer has taken, and no forwarder has sent; gives back how many samples it held.

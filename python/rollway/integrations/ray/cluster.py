@@ -79,6 +79,11 @@ def node_id() -> str:
     return initialised().get_runtime_context().get_node_id()
 
 
+def node_address() -> str:
+    """The address of the node of this process, as Ray knows it."""
+    return initialised().util.get_node_ip_address()
+
+
 def namespace() -> str:
     """Where this process finds and makes named actors: beside the namespace of its job.
 

@@ -73,6 +73,10 @@ class LearnerEntry:
     ring: SegmentIdentity | None
     weights: SegmentIdentity | None
     reconnect_timeout_s: float
+    weights_fan_out: int
+    """How many nodes fetch the weights from the learner, and from each other node, at most."""
+    weights_node: str | None = None
+    """The node whose copy of the weights is at ``host`` and ``port``; ``None``: the learner itself is there."""
 
     @classmethod
     def of(
@@ -86,6 +90,7 @@ class LearnerEntry:
         rank: int,
         world_size: int,
         reconnect_timeout_s: float,
+        weights_fan_out: int,
     ) -> LearnerEntry:
         """That of a server of this process."""
         schema, name = server.schema, server.name
@@ -112,6 +117,7 @@ class LearnerEntry:
             ring=None if name is None else SegmentIdentity.of(name),
             weights=None if weights is None else SegmentIdentity.of(weights.name),
             reconnect_timeout_s=reconnect_timeout_s,
+            weights_fan_out=weights_fan_out,
         )
 
     def without_secret(self) -> LearnerEntry:

@@ -1,5 +1,7 @@
 """Lease: how the registry knows that a learner lives: a connection that the kernel closes when its process ends.
 
+A node that gives its copy of the weights to others holds one, too.
+
 ```text
 learner ── key ──▶ registry        the key that `Registry.register` returned: the learner is present from now on
 learner ◀── "+" ── registry
@@ -25,7 +27,7 @@ _leases: weakref.WeakSet[Lease] = weakref.WeakSet()
 
 
 class Lease:
-    """The learner's end."""
+    """The end of the learner, or of the node."""
 
     def __init__(self, host: str, port: int, key: bytes, timeout: float) -> None:
         self._socket = socket.create_connection((host, port), timeout)
@@ -45,6 +47,16 @@ class Lease:
         with contextlib.suppress(OSError):
             while self._socket.recv(1):
                 pass
+
+    @property
+    def lost(self) -> bool:
+        """Whether the registry has ended."""
+        try:
+            return not self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def withdraw(self, timeout: float) -> None:
         """Tells the registry that this learner ends in order, and waits until it has told all others."""

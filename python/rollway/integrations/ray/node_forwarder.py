@@ -19,6 +19,8 @@ from rollway.integrations.ray.cluster import end_this_actor
 from rollway.integrations.ray.node_link import NodeLink, RingLink, WeightsLink
 from rollway.machine import segments
 
+_LINGER_S = 1.0
+
 
 class NodeForwarder:
     """The actor. Its calls return errors as values; the caller raises them."""
@@ -60,9 +62,15 @@ class NodeForwarder:
             return self._links[segment]
 
     def _forget(self, link: NodeLink) -> None:
-        """Called by a link that has ended. The actor ends with the last one."""
+        """Called by a link that has ended. The actor ends after the last one, once that has told its callers why."""
         with self._changing:
             del self._links[link.segment]
+        ending = threading.Timer(_LINGER_S, self._end_if_idle)
+        ending.daemon = True
+        ending.start()
+
+    def _end_if_idle(self) -> None:
+        with self._changing:
             if not self._links:
                 end_this_actor()
 

@@ -5,6 +5,7 @@ A thread of the node's actor. It watches the registry, and does nothing per samp
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -14,9 +15,10 @@ from rollway.errors import ConnectionClosedError, LearnerUnreachable, RollwayErr
 from rollway.integrations.ray import cluster
 from rollway.integrations.ray.cluster import ActorGone, Looks
 from rollway.integrations.ray.learner_entry import LearnerEntry
+from rollway.integrations.ray.lease import Lease
 from rollway.integrations.ray.publication import registry_name
-from rollway.integrations.ray.registry import Status
-from rollway.transport import Forwarder
+from rollway.integrations.ray.registry import Registered, Status
+from rollway.transport import Forwarder, TcpEndpoint, TcpTransport
 from rollway.weights import TcpWeights
 
 _FIRST_WAIT_S = 60.0
@@ -68,9 +70,9 @@ class NodeLink(threading.Thread):
 
     def _next_learner(self, entry: LearnerEntry) -> LearnerEntry | None:
         """The learner that comes after this one; ``None`` when the run is over."""
-        present = Status("present", entry.identity)
+        present = Status("present", entry.identity, entry.weights_node)
         while True:
-            status = self._ask("watch", entry.rank, present, timeout=_WATCH_S)
+            status = self._ask("watch", entry.rank, present, timeout=_WATCH_S, **self.watched())
             if status == present:
                 if self.is_over():
                     return entry
@@ -80,7 +82,7 @@ class NodeLink(threading.Thread):
             found = self._learner(entry.reconnect_timeout_s)
             if found is None or found.leaves != entry.leaves or found.kind != entry.kind:
                 return None
-            if found.identity != entry.identity or self.is_over():
+            if found != entry or self.is_over():
                 return found
 
     def _learner(self, timeout: float) -> LearnerEntry | None:
@@ -92,19 +94,23 @@ class NodeLink(threading.Thread):
                 return found
         return None
 
-    def _ask(self, call: str, *arguments: Any, timeout: float) -> Any:
+    def _ask(self, call: str, *arguments: Any, timeout: float, **more: Any) -> Any:
         """The answer of the run's registry; ``None`` when it is gone."""
         registry = cluster.find_actor(registry_name(self._run), self._space)
         if registry is None:
             return None
         try:
-            return cluster.answer(getattr(registry, call).remote(*arguments, timeout), timeout)
+            return cluster.answer(getattr(registry, call).remote(*arguments, timeout, **more), timeout)
         except (ActorGone, WaitTimeout):
             return None
 
     def source(self) -> tuple[Any, ...]:
         """The call of the registry that says from whom to fetch, or to whom to send."""
         raise NotImplementedError
+
+    def watched(self) -> dict[str, Any]:
+        """What else the registry is to watch."""
+        return {}
 
     def connect(self, entry: LearnerEntry) -> None:
         """Connects the segment to this learner, in place of the last one."""
@@ -161,13 +167,38 @@ class RingLink(NodeLink):
 
 
 class WeightsLink(NodeLink):
-    """The node's copy of the weights."""
+    """The node's copy of the weights, which it also gives to other nodes."""
 
     _weights: TcpWeights | None = None
+    _way_out: TcpEndpoint | None = None
+    _lease: Lease | None = None
 
     def source(self) -> tuple[Any, ...]:
-        """The learner itself."""
+        """The learner, or another node."""
         return "weights_from", cluster.node_id()
+
+    def watched(self) -> dict[str, Any]:
+        """From whom this node fetches. Offers the copy again, if the registry is another one."""
+        if self._lease is None or self._lease.lost:
+            self._lease = self._offer()
+        return {"node": cluster.node_id()}
+
+    def _offer(self) -> Lease | None:
+        """Lets other nodes fetch from this one; ``None`` when there is no registry now."""
+        if self._weights is None:
+            return None
+        host = cluster.node_address()
+        if self._way_out is None:
+            self._way_out = self._weights.serve(TcpTransport(0, host, token=secrets.token_urlsafe(32)))
+        registry = cluster.find_actor(registry_name(self._run), self._space)
+        if registry is None:
+            return None
+        offer = registry.offer.remote(cluster.node_id(), host, self._way_out.port, str(self._way_out.token))
+        try:
+            said = cluster.answer(offer, _WATCH_S)
+            return Lease(said.host, said.port, said.key, _WATCH_S) if isinstance(said, Registered) else None
+        except (ActorGone, WaitTimeout, OSError):
+            return None
 
     def connect(self, entry: LearnerEntry) -> None:
         """Fetches from this learner. The copy and its readers stay."""
@@ -190,6 +221,8 @@ class WeightsLink(NodeLink):
 
     def close(self) -> None:
         """Ends the connection. The last reader removes the copy."""
+        if self._lease is not None:
+            self._lease.give_up()
         if self._weights is not None:
             self._weights.close()
-            self._weights = None
+        self._weights = self._way_out = self._lease = None

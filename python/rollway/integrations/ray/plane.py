@@ -125,7 +125,7 @@ class Plane:
 
     def weights_name(self) -> str:
         """The segment of this machine from which its workers read the weights."""
-        entry = self._ask("weights_from", cluster.node_id())
+        entry = self._ask("weights")
         if entry.weights is not None and self._is_here(entry, entry.weights):
             return str(entry.weights.name)
         return self._ask_node("open_weights")

@@ -34,6 +34,7 @@ def publish(
     port: int = 0,
     timeout_s: float = 60.0,
     reconnect_timeout_s: float = 60.0,
+    weights_fan_out: int = 4,
 ) -> Publication:
     """Puts a learner under a name in the Ray namespace of this process: workers of any node `connect` to it.
 
@@ -54,26 +55,30 @@ def publish(
         timeout_s: How long to wait for the actor to start.
         reconnect_timeout_s: When this process dies, how long the nodes keep what their workers have sent, and wait for
             a learner that publishes under the same name and rank.
+        weights_fan_out: How many nodes fetch the weights from the learner. The others fetch from these, and so on.
 
     `RunNameTaken` says which process has the name. `ClusterUnavailable`: Ray is not initialised, or does not answer.
     """
-    ray = cluster.initialised()
+    cluster.initialised()
     given = _given_servers(server, servers)
     if servers is not None and (rank != 0 or world_size is not None or port != 0):
         raise InvalidArgument("rank, world_size and port are for one server: leave them out with servers=[…]")
     total = len(given) if world_size is None else world_size
     if not 0 <= rank < total:
         raise InvalidArgument(f"rank = {rank} is out of range: 0 to world_size - 1. Here world_size is {total}")
+    if weights_fan_out < 1:
+        raise InvalidArgument(f"weights_fan_out = {weights_fan_out} is out of range: at least 1")
     publication = Publication(name, timeout_s)
     try:
         for offset, one in enumerate(given):
             publication._add(
                 one,
                 weights if offset == 0 else None,
-                (host or ray.util.get_node_ip_address(), port),
+                (host or cluster.node_address(), port),
                 rank=rank + offset,
                 world_size=total,
                 reconnect_timeout_s=reconnect_timeout_s,
+                weights_fan_out=weights_fan_out,
             )
     except BaseException:
         publication.close()

@@ -22,15 +22,17 @@ import contextlib
 import secrets
 import time
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from rollway._core import WIRE_PROTOCOL, __version__
 from rollway.integrations.ray.cluster import end_this_actor
 from rollway.integrations.ray.learner_entry import LearnerEntry
 from rollway.integrations.ray.lease import KEY_BYTES, PRESENT, WITHDRAWN, ask_when_silent
+from rollway.integrations.ray.weight_tree import FetchTree
 
 _LEASE_WAIT_S = 10.0  # for the connection of a learner that has registered
+_MIRROR_WAIT_S = 30.0  # for the copy of a node that has asked from whom to fetch
 _OVER_LINGER_S = 2.0  # after the last learner has withdrawn, so that waiting calls get their answers
 _GENERATION_NUMBERS = 1 << 20  # numbers of workers for each registry of a run
 
@@ -38,15 +40,16 @@ State = Literal["expected", "present", "lost", "over"]
 
 
 class Status(NamedTuple):
-    """How a rank is doing, as `Registry.watch` compares it."""
+    """How a rank is doing, and from which node a node fetches its weights, as `Registry.watch` compares it."""
 
     state: State | None
     """``None``: this registry has never heard of it."""
     identity: str | None
+    weights_node: str | None = None
 
 
 class Registered(NamedTuple):
-    """What a learner gets that was let in."""
+    """What a learner or a node gets that was let in."""
 
     host: str
     port: int
@@ -67,6 +70,17 @@ class _Rank:
         return Status(self.state, self.entry.identity)
 
 
+@dataclass
+class _Mirror:
+    """A node that gives its copy of the weights to others."""
+
+    host: str
+    port: int
+    token: str = field(repr=False)
+    key: bytes = field(repr=False)
+    present: bool = False
+
+
 class Registry:
     """The actor. All calls return values; the caller raises, so that errors have no traceback of another process."""
 
@@ -76,6 +90,8 @@ class Registry:
         self._ranks: dict[int, _Rank] = {}
         self._world_size = 0
         self._workers: dict[str | None, int] = {}  # the rank of each that did not choose one
+        self._fetches: FetchTree[str] | None = None
+        self._mirrors: dict[str, _Mirror] = {}  # by node
         self._generation = 0
         self._next_number = 0
         self._changed = asyncio.Event()
@@ -134,16 +150,35 @@ class Registry:
         found = await self._when(lambda: self._find(rank), timeout)
         return self._why_none(rank) if found is None else found.entry
 
-    async def weights_from(self, node_id: str, timeout: float) -> LearnerEntry | str:
-        """From whom a node fetches the weights: the first rank that has some."""
+    async def weights(self, timeout: float) -> LearnerEntry | str:
+        """The first rank that has weights, without its secret."""
         found = await self._when(self._find_weights, timeout)
-        return "none of its learners has published weights" if found is None else found.entry
+        return "none of its learners has published weights" if found is None else found.entry.without_secret()
 
-    async def watch(self, rank: int, seen: Status, timeout: float) -> Status:
-        """The status of a rank, as soon as it is another than ``seen``."""
+    async def weights_from(self, node: str, timeout: float) -> LearnerEntry | str:
+        """The first rank that has weights, with the address and secret of the place from which the node fetches them.
+
+        That is the learner itself, or another node. The node is expected to `offer` its copy.
+        """
+        found = await self._when(lambda: self._weights_source(node), timeout)
+        return found or "none of its learners has published weights, or the node to fetch them from has none yet"
+
+    async def offer(self, node: str, host: str, port: int, token: str) -> Registered | str:
+        """Expects the lease of a node that gives its copy of the weights to others."""
+        if self._server is None:
+            return "this registry has no learner yet"
+        mirror = _Mirror(host, port, token, secrets.token_bytes(KEY_BYTES))
+        self._mirrors[node] = mirror
+        return Registered(self._host, self._server.sockets[0].getsockname()[1], mirror.key, self._generation)
+
+    async def watch(self, rank: int, seen: Status, timeout: float, node: str | None = None) -> Status:
+        """The status of a rank, as soon as it is another than ``seen``; with that of a node's source of weights."""
 
         def status() -> Status:
-            return self._ranks[rank].status if rank in self._ranks else Status(None, None)
+            known = self._ranks.get(rank)
+            tree = self._fetches
+            source = tree.parent(node) if tree is not None and node is not None and node in tree else None
+            return Status(None, None) if known is None else known.status._replace(weights_node=source)
 
         await self._when(lambda: status() != seen or None, timeout)
         return status()
@@ -155,16 +190,59 @@ class Registry:
                 key = await asyncio.wait_for(reader.readexactly(KEY_BYTES), _LEASE_WAIT_S)
             except (asyncio.IncompleteReadError, TimeoutError, ConnectionError):
                 return
+            ask_when_silent(writer.get_extra_info("socket"))
+            node = next((node for node, one in self._mirrors.items() if secrets.compare_digest(one.key, key)), None)
+            if node is not None:
+                return await self._hold_mirror(node, reader, writer)
             rank = next((rank for rank in self._ranks.values() if secrets.compare_digest(rank.key, key)), None)
             if rank is None or rank.state != "expected":
                 return
-            ask_when_silent(writer.get_extra_info("socket"))
             self._set(rank, "present")
             said = b""
             with contextlib.suppress(ConnectionError, OSError):
                 writer.write(PRESENT)
                 said = await reader.read(1)
             self._set(rank, "over" if said == WITHDRAWN else "lost")
+
+    async def _hold_mirror(self, node: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Keeps the lease of a node that gives its copy of the weights to others."""
+        mirror = self._mirrors[node]
+        mirror.present = True
+        self._notify()
+        with contextlib.suppress(ConnectionError, OSError):
+            writer.write(PRESENT)
+            await reader.read(1)
+        if self._mirrors.get(node) is mirror:  # and not that of its successor
+            del self._mirrors[node]
+            self._leave(node)
+
+    def _weights_source(self, node: str) -> LearnerEntry | None:
+        """From whom a node fetches, if that is there. A new node gets its place."""
+        found = self._find_weights()
+        if found is None:
+            return None
+        if self._fetches is None:
+            self._fetches = FetchTree(found.entry.weights_fan_out)
+        if node not in self._fetches:
+            self._fetches.join(node)
+            asyncio.get_running_loop().call_later(_MIRROR_WAIT_S, self._forget_without_mirror, node)
+        source = self._fetches.parent(node)
+        if source is None:
+            return found.entry
+        mirror = self._mirrors.get(source)
+        if mirror is None or not mirror.present:
+            return None
+        return replace(found.entry, weights_node=source, host=mirror.host, port=mirror.port, token=mirror.token)
+
+    def _forget_without_mirror(self, node: str) -> None:
+        if node not in self._mirrors:
+            self._leave(node)
+
+    def _leave(self, node: str) -> None:
+        """Gives the nodes that fetched from this one another place."""
+        if self._fetches is not None:
+            self._fetches.leave(node)
+            self._notify()
 
     def _set(self, rank: _Rank, state: State) -> None:
         rank.state, rank.since = state, time.monotonic()

@@ -13,9 +13,10 @@ use super::disconnect::Ended;
 use super::forwarded_batch::BatchRows;
 use super::shared::Shared;
 use crate::error::Result;
-use crate::ring::{Batch, Consumer};
+use crate::ring::Consumer;
 use crate::sys::sync::{AtomicBool, Ordering};
 use crate::sys::wait::LivenessPoll;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -36,14 +37,18 @@ struct Outlook {
     /// Frames may be queued.
     has_room: bool,
     is_idle: bool,
-    next: u64,
 }
 
 impl BatchTaker {
     /// The work of the thread.
     pub fn run(mut self) {
-        if let Err(error) = self.take_batches() {
-            self.shared.lock().ended.get_or_insert(Ended::Lost(error.to_string()));
+        let work = catch_unwind(AssertUnwindSafe(|| self.take_batches()));
+        let failed = match work {
+            Ok(ended) => ended.err().map(|error| error.to_string()),
+            Err(_) => Some("the thread that takes batches failed; this is a bug in Rollway".to_owned()),
+        };
+        if let Some(why) = failed {
+            self.shared.lock().ended.get_or_insert(Ended::Lost(why));
             self.shared.connector.request_stop();
             self.shared.connector.progress.notify();
         }
@@ -65,7 +70,7 @@ impl BatchTaker {
             self.shared.connector.progress.notify_if_waiting(); // What we were woken for may be what a caller waits for.
             let Some(outlook) = self.look() else { return Ok(()) };
             let (early, gathers) = self.pace(&outlook);
-            if outlook.has_room && self.forward(&outlook, early)? {
+            if outlook.has_room && self.forward(early)? {
                 poll = LivenessPoll::start();
                 continue;
             }
@@ -73,7 +78,7 @@ impl BatchTaker {
                 false => true,
                 true if early && self.consumer.is_idle(true)? => true,
                 // Something is committed: it came just now, or its batch is closed and waits for a writer.
-                true if early && self.forward(&outlook, early)? => continue,
+                true if early && self.forward(early)? => continue,
                 true => self.consumer.is_idle(false)?,
             };
             if idle {
@@ -89,7 +94,6 @@ impl BatchTaker {
         state.ended.is_none().then(|| Outlook {
             has_room: state.link.is_some() && outbound.has_room(0),
             is_idle: outbound.unacknowledged() == 0,
-            next: outbound.next,
         })
     }
 
@@ -107,20 +111,14 @@ impl BatchTaker {
     }
 
     /// Takes a batch and queues it, if there is one.
-    fn forward(&mut self, outlook: &Outlook, early: bool) -> Result<bool> {
+    fn forward(&mut self, early: bool) -> Result<bool> {
         let Some(batch) = Consumer::take_early(&self.consumer, early)? else { return Ok(false) };
         self.last_taken = Instant::now();
-        self.queue(batch, outlook.next);
-        Ok(true)
-    }
-
-    /// The numbers are in the ring before a byte can be sent (F3). No other thread queues.
-    fn queue(&self, batch: Batch<Arc<Consumer>>, first: u64) {
-        self.consumer.number(&batch, first);
-        let batch = BatchRows::all(batch);
         let mut state = self.shared.lock();
-        debug_assert_eq!(state.outbound.next, first);
-        state.outbound.append_batch(batch);
+        // In the ring before a byte can be sent (F3), and under the lock: a caller that sees it sees the next number, too.
+        self.consumer.number(&batch, state.outbound.next);
+        state.outbound.append_batch(BatchRows::all(batch));
         self.shared.push(state, false);
+        Ok(true)
     }
 }

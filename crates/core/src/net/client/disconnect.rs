@@ -74,6 +74,7 @@ impl Ended {
         match GoodbyeReason::from_code(code) {
             Some(GoodbyeReason::RingClosed) => Ended::RingClosed(why),
             Some(GoodbyeReason::Stopping) => Ended::Stopping(why),
+            Some(GoodbyeReason::Protocol) => Ended::Protocol(why),
             _ => Ended::Lost(why),
         }
     }

@@ -99,12 +99,12 @@ impl Forwarder {
         self.wait_settled(deadline, || self.ring.is_numbered_until(last, false))
     }
 
-    /// Waits until everything up to the number that is the next one when `are_numbered` is acknowledged.
+    /// Waits until `are_numbered`, and what has a number then is acknowledged.
     fn wait_settled(&self, deadline: Deadline, are_numbered: impl Fn() -> bool) -> Result<()> {
         let mut end = None;
         self.wait_until(deadline, |mut state| {
             if end.is_none() && are_numbered() {
-                end = Some(self.ring.next_number());
+                end = Some(state.outbound.next);
             }
             if end.is_some_and(|end| state.outbound.acked >= end) && state.ended.is_none() {
                 state.refused.take();
