@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import rollway
 
@@ -77,3 +78,9 @@ def report_much(collector):
     n = 0
     while collector.report(n=n):
         n += 1
+
+
+def note_the_stop(collector, path):
+    collector.report(begun=1)
+    collector.stop.wait()
+    Path(path).touch()

@@ -229,6 +229,23 @@ def test_the_end_of_the_interpreter_closes_every_runner_even_when_one_fails():
     assert all(repr(runner).endswith("closed>") for runner in runners)
 
 
+def test_collectors_of_a_runner_that_is_never_closed_are_told_to_stop(child, tmp_path):
+    learner = child(
+        """
+        import sys
+        from tests.process.runner.test_async_runner import Runner, wait_for_reports
+        from tests.support.collector_targets import note_the_stop
+
+        runner = Runner()
+        runner.start_collectors(note_the_stop, sys.argv[1])
+        wait_for_reports(runner, len)
+        """,
+        tmp_path / "noted",
+    )
+    learner.ends()
+    assert (tmp_path / "noted").exists()
+
+
 def test_environments_are_dealt_evenly():
     runner = Runner(num_envs=10, num_collectors=4)
     assert [runner.envs_of(index) for index in range(4)] == [3, 3, 2, 2]

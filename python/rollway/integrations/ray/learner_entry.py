@@ -68,7 +68,7 @@ class LearnerEntry:
     structure: bytes = field(repr=False)
     """The example, pickled: `leaves` in the user's classes."""
     on_full: OnFull
-    node_ring: tuple[int, int] | None
+    node_ring: tuple[int, int] | None = None
     """Rows of a batch and number of batches of the nodes' rings; ``None``: as `Forwarder` chooses."""
     ring: SegmentIdentity | None
     weights: SegmentIdentity | None
