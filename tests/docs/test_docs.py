@@ -46,6 +46,7 @@ def run(path, *arguments):
     """As a user runs it; what it started and did not end, ends with it."""
     process = subprocess.Popen(
         [sys.executable, path, *arguments],
+        env=os.environ | {"RAY_ADDRESS": "local"},  # not the cluster of other tests, if there is one
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
