@@ -182,6 +182,7 @@ def test_a_node_drops_the_oldest_rollout_where_the_ring_does(ray):
             numbers.append(int(ring.read_numpy_views()["rewards"].flat[0]))
             ring.advance_read()
     assert numbers == sorted(numbers) and len(numbers) < 100
+    until(lambda: not segments(), 30)
 
 
 LEARNER = """
