@@ -36,7 +36,8 @@ class RayPlacement:
         num_cpus: Of each collector, as Ray counts them.
         num_gpus: Of each collector.
         resources: More that each collector takes, by the names that nodes have for them.
-        spread: Over all nodes, as evenly as can be. Otherwise Ray fills one node after the other.
+        spread: Over all nodes, as evenly as Ray can; it does not spread what takes nothing. Otherwise it fills one node
+            after the other.
         runtime_env: As Ray takes it: packages, files and environment variables for the collectors.
         route: As of `connect`; ``"forwarder"`` also on the learner's node.
         start_timeout_s: How long to wait for Ray to place the first collector, before that is a `CollectorError`.

@@ -33,7 +33,7 @@ from rollway.integrations.ray.weight_tree import FetchTree
 
 _LEASE_WAIT_S = 10.0  # for the connection of a learner that has registered
 _MIRROR_WAIT_S = 30.0  # for the copy of a node that has asked from whom to fetch
-_OVER_LINGER_S = 2.0  # after the last learner has withdrawn, so that waiting calls get their answers
+_OVER_LINGER_S = 10.0  # after the last learner has withdrawn: nodes of a busy machine ask late whether the run is over
 _GENERATION_NUMBERS = 1 << 20  # numbers of workers for each registry of a run
 
 State = Literal["expected", "present", "lost", "over"]
