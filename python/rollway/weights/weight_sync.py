@@ -74,9 +74,21 @@ class WeightSync(WeightReading):
         *,
         name: str | None = None,
         dtypes: Any = None,
-        **options: Unpack[WeightOptions],
+        max_buffers: int = 8,
+        max_readers: int = 64,
+        checksum: bool = False,
+        threads: int | None = None,
+        peer_timeout_s: float | None = 60.0,
     ) -> None:
-        self._create(WeightTree.of_shapes(param_shapes, dtypes), name, **options)
+        self._create(
+            WeightTree.of_shapes(param_shapes, dtypes),
+            name,
+            max_buffers=max_buffers,
+            max_readers=max_readers,
+            checksum=checksum,
+            threads=threads,
+            peer_timeout_s=peer_timeout_s,
+        )
 
     @classmethod
     def from_state_dict(cls, state_dict: Any, *, name: str | None = None, **options: Unpack[WeightOptions]) -> Self:
