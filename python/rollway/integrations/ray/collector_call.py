@@ -69,7 +69,8 @@ class PublishedResources:
             if not any(value is one for one in known):
                 known.append(value)
             index = next(index for index, one in enumerate(known) if one is value)
-            return self._run(index), type(value), value.__getstate__()[1:]
+            version = value.version if isinstance(value, WeightSync) else 0
+            return self._run(index), type(value), value.__getstate__()[1:], version
         if isinstance(value, _OF_ONE_MACHINE):
             raise InvalidArgument(
                 f"a {type(value).__name__} is for processes of one machine: a collector that Ray places on any node "
@@ -83,12 +84,14 @@ def unpickled(data: bytes, route: Route, opened: ExitStack) -> Call:
     planes: dict[str, Plane] = {}
 
     def load(stands_for: Any) -> Any:
-        run, kind, state = stands_for
+        run, kind, state, version = stands_for
         plane = planes.setdefault(run, connect(run, _CONNECT_WAIT_S, route=route))
         name = plane.ring_name() if issubclass(kind, RolloutRing) else plane.weights_name()
         resource = kind.__new__(kind)
         resource.__setstate__((name, *state))
         opened.callback(resource.close)
+        if version:
+            resource.wait_for_version(version, _CONNECT_WAIT_S)  # the copy of a node may be new and empty
         return resource
 
     unpickler = _Unpickler(io.BytesIO(data))
