@@ -1,10 +1,18 @@
 """A Ray cluster of two nodes on this machine, for all tests of this folder: it takes seconds to start."""
 
 import os
+from pathlib import Path
 
 import pytest
 
 NAMESPACE = "rollway-tests"
+
+
+def pytest_collection_modifyitems(items):
+    """Ray starts and ends processes slowly on a busy machine; a forwarder that it restarts late waits a minute."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.timeout(400))
 
 
 @pytest.fixture(scope="package")

@@ -157,7 +157,7 @@ def test_collectors_of_two_nodes_write_rollouts_by_the_newest_weights(ray, route
         until(lambda: ring.stats()["ready_samples"] == 4)  # they wait for room
         assert len(set(runner.supervisor.nodes().values())) == 2
     assert sorted(runner.reports()) == [(index, {"unwound": 1}) for index in range(4)], "they were woken"
-    until(lambda: not segments(), 30)
+    until(lambda: not segments(), 100)
 
 
 def test_what_only_one_machine_can_share_is_refused(ray):
@@ -182,7 +182,7 @@ def test_a_node_drops_the_oldest_rollout_where_the_ring_does(ray):
             numbers.append(int(ring.read_numpy_views()["rewards"].flat[0]))
             ring.advance_read()
     assert numbers == sorted(numbers) and len(numbers) < 100
-    until(lambda: not segments(), 30)
+    until(lambda: not segments(), 100)
 
 
 LEARNER = """
@@ -210,11 +210,11 @@ def test_collectors_end_with_a_learner_that_does_not_close_its_runner(ray, addre
     learner = child(LEARNER, address, NAMESPACE, how)
     pid = int(learner.line())
     learner.ends(code)
-    until(lambda: is_gone(pid), 30)
+    until(lambda: is_gone(pid), 100)
 
     def is_clean():
         if how == "killed":
             rollway.gc()
         return not segments()
 
-    until(is_clean, 30)
+    until(is_clean, 100)

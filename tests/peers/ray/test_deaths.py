@@ -130,7 +130,7 @@ def test_a_killed_forwarder_loses_and_repeats_nothing(ray, far, learner, tmp_pat
         lives = ray.get(done)
         until(lambda: taker.total >= 120_000, 60)
         assert len(killed) == 3 and all(taker.steps[life] == list(range(60_000)) for life in lives)
-    until(lambda: not node_segments("forwarder-dies"), 30)
+    until(lambda: not node_segments("forwarder-dies"), 100)
 
 
 def test_a_killed_worker_loses_nothing_that_it_has_sent_and_comes_back(ray, far, learner, tmp_path):
@@ -205,7 +205,7 @@ def test_all_workers_of_a_node_read_one_copy_of_the_weights_also_of_the_next_lea
     assert node_pid(ray, "weights") == pid
     second.tell()
     second.ends()
-    until(lambda: not node_segments("weights"), 30)
+    until(lambda: not node_segments("weights"), 100)
     for reader in readers:
         ray.kill(reader)
 
@@ -250,7 +250,7 @@ def test_workers_are_told_when_the_learner_withdraws(ray, far, learner, tmp_path
         assert node_segments("withdraws")
     with pytest.raises(rollway.ConnectionClosedError):
         ray.get(done)
-    until(lambda: not node_segments("withdraws"), 30)
+    until(lambda: not node_segments("withdraws"), 100)
 
     def is_gone():
         try:
@@ -258,7 +258,7 @@ def test_workers_are_told_when_the_learner_withdraws(ray, far, learner, tmp_path
         except ValueError:
             return True
 
-    until(is_gone, 30)
+    until(is_gone, 100)
 
 
 def test_a_node_that_dies_stops_no_other_and_a_late_one_joins(ray, ray_cluster, far, learner, tmp_path):

@@ -129,9 +129,9 @@ def test_the_registry_goes_with_the_last_learner(ray, server, learner):
     with publish("ends", server) as publication:
         assert not is_gone("ends")
     assert "closed" in repr(publication)
-    until(lambda: is_gone("ends"), 30)
+    until(lambda: is_gone("ends"), 100)
     learner("ends", 0.5).kill()
-    until(lambda: is_gone("ends"), 30)
+    until(lambda: is_gone("ends"), 100)
 
 
 def test_learners_start_another_registry_when_it_is_lost(ray, server):
