@@ -126,10 +126,10 @@ def forwarders() -> list[int]:
     pids = []
     for actor in ray.util.list_named_actors(all_namespaces=True):
         if actor["name"].startswith(f"rollway:{RUN}:"):
-            handle = ray.get_actor(actor["name"], namespace=actor["namespace"])
             try:
+                handle = ray.get_actor(actor["name"], namespace=actor["namespace"])
                 pids.append(ray.get(handle.pid.remote(), timeout=5))
-            except (ray.exceptions.RayError, TimeoutError):
+            except (ray.exceptions.RayError, TimeoutError, ValueError):  # it has ended, or is being restarted
                 continue
     return pids
 

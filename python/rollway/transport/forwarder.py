@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rollway import _core
 from rollway.errors import RollwayError
 from rollway.schema.pytree import Schema, explained
+from rollway.segment.closes_on_exit import FlushesOnExit
 from rollway.transport.policies import OnFull, OnRestart
 from rollway.transport.tcp_options import TcpOptions
 
@@ -20,7 +20,7 @@ _RING_BYTES = 16 * 1024 * 1024  # of all of them, about
 _MOST_ROWS = 1024  # a batch of small samples that is closed early is looked through, slot by slot
 
 
-class Forwarder:
+class Forwarder(FlushesOnExit):
     """Moves the samples of all workers of a node to a learner on another host, over one connection.
 
     Make one per node. It makes a ring of the node, under ``name``; the workers of the node write into it with
@@ -182,17 +182,6 @@ class Forwarder:
     def stats(self) -> dict[str, int]:
         """Plain numbers: what is in the ring, what was sent, and over how many connections."""
         return self._core.stats()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        try:
-            self.close()
-        except RollwayError as failure:
-            if error is None:
-                raise
-            error.add_note(f"and while closing: {failure}")  # the first error is raised
 
     def __repr__(self) -> str:
         state = "connected" if self.connected else "connecting"

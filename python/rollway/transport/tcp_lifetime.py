@@ -7,11 +7,10 @@ import logging
 import sys
 import weakref
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
 from rollway._core import TcpConnection
 from rollway.errors import RollwayError, WaitTimeout
+from rollway.segment.closes_on_exit import FlushesOnExit
 from rollway.waiting.notifier import LoopNotifier, WeakCall
 from rollway.waiting.peer_watch import LearnerWatch, deadline_of, notified
 
@@ -20,7 +19,7 @@ _open_clients: weakref.WeakSet[TcpLifetime] = weakref.WeakSet()
 _UNCLOSED_WAIT_S = 2.0  # how long to wait for the acknowledgements of a client that was not closed
 
 
-class TcpLifetime(TcpConnection):
+class TcpLifetime(FlushesOnExit, TcpConnection):
     """Delivers what was sent before a client ends, also one that was not closed, or logs what is lost."""
 
     _notifier: LoopNotifier  # notifies when there may be room
@@ -67,17 +66,6 @@ class TcpLifetime(TcpConnection):
                 self._notifier.close()
                 self._settled_notifier.close()
                 _open_clients.discard(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        try:
-            self.close()
-        except RollwayError as failure:
-            if error is None:
-                raise
-            error.add_note(f"and while closing: {failure}")  # the first error is raised
 
     def __del__(self, too_late: Callable[[], bool] = sys.is_finalizing) -> None:
         if hasattr(self, "_notifier") and not too_late():  # at interpreter exit, `_close_all` has done it
