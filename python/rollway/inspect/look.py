@@ -24,8 +24,8 @@ class Participant:
     """As the process sees its own id."""
     role: str
     """``producer``, ``learner``, ``own producer`` (the learner's `submit`), ``network`` (for remote workers, in
-    the learner's process); of weights ``writer``, ``reader`` or ``network``; of a vector environment ``caller`` or
-    ``worker``; of a block ``user``."""
+    the learner's process), ``forwarder`` (in place of a learner, in the ring of a node); of weights ``writer``,
+    ``reader`` or ``network``; of a vector environment ``caller`` or ``worker``; of a block ``user``."""
     state: str
     """``alive``, ``leaving``, or ``dead``, by the locks that the kernel knows. A stopped process is alive."""
     joined_unix_ns: int

@@ -26,8 +26,8 @@ class Verdict:
     """What holds a run up."""
 
     culprit: str
-    """``learner``, ``producers``, ``writer``, ``reader``, ``worker``, ``caller``, ``nobody`` (all is well),
-    ``no process``, or ``unreadable``."""
+    """``learner``, ``forwarder``, ``producers``, ``writer``, ``reader``, ``worker``, ``caller``, ``nobody`` (all is
+    well), ``no process``, or ``unreadable``."""
     pids: tuple[int, ...]
     """The processes that hold the others up, where single ones can be named."""
     lines: tuple[str, ...]
@@ -70,17 +70,17 @@ def _judge(interval: Interval) -> _Judged:
 
 def _flow(interval: Interval) -> _Judged:
     """Of a ring, of records or of a table."""
-    look = interval.after
+    look, taker = interval.after, _taker(interval.after)
     units = UNITS[look.kind]
     dead_takers = [one for one in look.dead if not one.gives]
     stopped = [one for one in look.takers if one.is_stopped]
     if not look.takers:
-        died = f"the learner died without closing ({_pids(dead_takers)})" if dead_takers else "no learner is attached"
+        died = f"the {taker} died without closing ({_pids(dead_takers)})" if dead_takers else "no learner is attached"
         waits = f": {_blocked_text(interval)}" if _blocked(interval) else ""
-        return "learner", tuple(one.pid for one in dead_takers), f"{died}{waits}"
+        return taker, tuple(one.pid for one in dead_takers), f"{died}{waits}"
     if stopped and len(stopped) == len(look.takers):
-        text = f"the learner is stopped ({_pids(stopped)}: {stopped[0].process}{_for(stopped[0])})"
-        return "learner", _ids(stopped), f"{text}; {_holds(look)}"
+        text = f"the {taker} is stopped ({_pids(stopped)}: {stopped[0].process}{_for(stopped[0])})"
+        return taker, _ids(stopped), f"{text}; {_holds(look)}"
     stuck = _stuck_writers(interval)
     starved = [one for one in look.takers if interval.shares(one).wait_data >= _BLOCKED]
     if stuck and starved:
@@ -88,13 +88,13 @@ def _flow(interval: Interval) -> _Judged:
         who = "a producer is" if len(stuck) == 1 else f"{len(stuck)} producers are"
         return "producers", _ids(stuck), f"{who} stuck in the middle of a write: {named}{_more(len(stuck))}"
     if _blocked(interval):
-        return "learner", _ids(look.takers), f"the learner is the bottleneck: {_blocked_text(interval)}; {_holds(look)}"
+        return taker, _ids(look.takers), f"the {taker} is the bottleneck: {_blocked_text(interval)}; {_holds(look)}"
     if interval.dropped_rate > 0:
         dropped = f"{_number(interval.dropped_rate)} {units}/s are dropped because there is no room"
-        return "learner", _ids(look.takers), f"the learner is the bottleneck: {dropped}; {_holds(look)}"
+        return taker, _ids(look.takers), f"the {taker} is the bottleneck: {dropped}; {_holds(look)}"
     if starved:
         share = max(interval.shares(one).wait_data for one in starved)
-        waited = f"the learner waited for data for {share:.0%} of the last {_seconds(interval.seconds)}"
+        waited = f"the {taker} waited for data for {share:.0%} of the last {_seconds(interval.seconds)}"
         return _starved(interval, waited)
     return "nobody", (), _all_well(interval)
 
@@ -104,8 +104,8 @@ def _all_well(interval: Interval) -> str:
     room = max((interval.shares(one).wait_room for one in look.givers), default=0.0)
     data = max((interval.shares(one).wait_data for one in look.takers), default=0.0)
     if max(room, data) < _SHOWN_SHARE:
-        return "nobody holds the others up: no producer waits for room, and no learner waits for data"
-    waits = f"producers wait for room for {room:.0%} of their time, and learners for data for {data:.0%}"
+        return f"nobody holds the others up: no producer waits for room, and no {_taker(look)} waits for data"
+    waits = f"producers wait for room for {room:.0%} of their time, and {_taker(look)}s for data for {data:.0%}"
     return f"nobody holds the others up much: {waits}"
 
 
@@ -220,8 +220,7 @@ def _vector_env(interval: Interval) -> _Judged:
 
 def _takers(interval: Interval) -> str:
     look = interval.after
-    names = {"weights": "reader", "vector env": "caller"}
-    name = names.get(look.kind, "learner")
+    name = _taker(look)
     if not look.takers:
         return f"{name}: none"
     parts = []
@@ -233,6 +232,13 @@ def _takers(interval: Interval) -> str:
         parts.append(f"pid {one.pid}{_stop_text(one)}: {spent}{held}{has}")
     rate = f"; takes {_number(interval.taken_rate)} {UNITS[look.kind]}/s" if interval.taken_rate is not None else ""
     return f"{name}: {'; '.join(parts)}{_more(len(look.takers))}{rate}"
+
+
+def _taker(look: Look) -> str:
+    """What those are called who take."""
+    if any(one.role == "forwarder" for one in look.participants):
+        return "forwarder"
+    return {"weights": "reader", "vector env": "caller"}.get(look.kind, "learner")
 
 
 def _givers(interval: Interval) -> str:
@@ -310,12 +316,13 @@ def _since_commit(them: Sequence[Participant]) -> str:
 def _holds(look: Look) -> str:
     """What the learners have in hand."""
     held = sum(one.holding for one in look.takers)
+    sent = ", until its learner has acknowledged them" if held and _taker(look) == "forwarder" else ""
     if look.kind == "ring":
         oldest = max((one.oldest_held_ns or 0 for one in look.takers), default=0) / 1e9
         since = f", the oldest for {_seconds(oldest)}" if held else ""
-        return f"it holds {held} of {look.numbers['num_buffers']} batches{since}"
+        return f"it holds {held} of {look.numbers['num_buffers']} batches{since}{sent}"
     if look.kind == "records":
-        return f"it holds {held:,} records, and {look.numbers['ready_records']:,} wait to be read"
+        return f"it holds {held:,} records{sent}, and {look.numbers['ready_records']:,} wait to be read"
     return f"{look.numbers['rows']:,} of {look.numbers['capacity']:,} rows are whole"
 
 

@@ -173,7 +173,10 @@ def _room(kind: str, numbers: Mapping[str, int]) -> tuple[int, int] | None:
 
 def _counted(look: Look) -> Counter[tuple[str, str]]:
     """How many participants there are, by role and state."""
-    counted = Counter({(role, state): 0 for role in _ROLES.get(look.kind, ()) for state in _STATES})
+    roles = _ROLES.get(look.kind, ())
+    if any(one.role == "forwarder" for one in look.participants):
+        roles = ("forwarder", "producer")
+    counted = Counter({(role, state): 0 for role in roles for state in _STATES})
     for one in look.participants:
         counted[one.role, "dead" if one.state == "dead" else "stopped" if one.is_stopped else "alive"] += 1
     return counted

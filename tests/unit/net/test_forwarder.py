@@ -8,6 +8,8 @@ import pytest
 
 import rollway
 from rollway.errors import SegmentInUse
+from rollway.inspect import Inspection, why
+from rollway.metrics import segments_openmetrics
 from rollway.transport import Forwarder
 from tests.support.processes import until
 
@@ -158,3 +160,13 @@ def test_a_forwarder_that_is_abandoned_leaves_the_ring_to_the_next(server, name)
         worker.send(sample(1))
         with Forwarder(name, EXAMPLE, "localhost", server.port, rows=4):
             assert steps_of(server, 2) == {1: [0, 1]}
+
+
+def test_whoever_looks_at_the_ring_of_a_node_sees_a_forwarder(server, name):
+    with Forwarder(name, EXAMPLE, "localhost", server.port), rollway.ShmClient(name, EXAMPLE):
+        assert [one.role for one in Inspection(name).look().takers] == ["forwarder"]
+        first, takers, _ = why(name, seconds=0.05).lines
+        assert "forwarder" in first and takers.startswith("forwarder: pid ")
+        exported = segments_openmetrics(name)
+        assert f'role="forwarder",segment="{name}",state="alive"}} 1.0' in exported
+        assert f'role="learner",segment="{name}"' not in exported

@@ -38,8 +38,8 @@ impl State {
 pub struct Participant {
     pub seat: usize,
     pub pid: u32,
-    /// What it does: `producer`, `learner`, `own producer` or `network`, the producer for remote workers; of weights `reader` or `writer`; of a vector environment
-    /// `caller` or `worker`.
+    /// What it does: `producer`, `learner`, `own producer`, `network` (the producer for remote workers), or in place of a learner `forwarder`; of weights `reader` or
+    /// `writer`; of a vector environment `caller` or `worker`.
     pub role: &'static str,
     pub state: State,
     pub joined_unix_ns: u64,
@@ -106,6 +106,7 @@ impl Inspection {
             (_, 2) => "learner",
             (_, 5) => "own producer",
             (_, 9 | 10) => "network",
+            (_, 18) => "forwarder",
             _ => "unknown",
         }
     }

@@ -24,10 +24,10 @@ impl LearnerSeat {
         Ok(LearnerSeat { seat, resumed, left: AtomicBool::new(false) })
     }
 
-    /// As [`take`](Self::take), unless another learner lives here: then its pid is the error.
+    /// That of a forwarder. As [`take`](Self::take), unless another one lives here: then its pid is the error.
     pub fn take_alone(segment: Arc<Segment>, resumed: bool) -> Result<LearnerSeat> {
         let _join_lock = JoinLock::acquire(&segment)?;
-        let seat = Seat::take(segment, Role::Consumer, |_| {})?;
+        let seat = Seat::take(segment, Role::Forwarder, |_| {})?;
         match seat.another(Role::Consumer) {
             None => Ok(LearnerSeat { seat, resumed, left: AtomicBool::new(false) }),
             Some(other) => {

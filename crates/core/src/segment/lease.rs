@@ -93,6 +93,8 @@ pub enum Role {
     Network = 9,
     /// What gives weights to remote workers. It is a [`Consumer`](Role::Consumer) as well.
     NetworkReader = 10,
+    /// What sends on what the workers of a node write. It is a [`Consumer`](Role::Consumer) as well.
+    Forwarder = 18,
 }
 
 impl Role {
