@@ -21,7 +21,7 @@ INSTALL_CHECK := $(UV) pip install -q --python $(CHECK_PY)
 # A dozen processes of the tests import torch, ray and SkyRL: compiled once, not by each of them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo check check-tree check-unit check-unit-slow test test-rust test-loom test-fault test-types test-python test-core test-process test-peers \
+.PHONY: help demo check check-tree check-unit check-unit-slow test test-rust test-loom test-fault test-types test-python test-core test-process test-peers test-ray test-docs \
 	soak fuzz asan tsan miri bench screenshots recordings chromium lint lint-rust lint-python lint-monitoring lint-workflows docs docs-serve format hooks wheel test-wheel deny advisories check-release clean
 
 help: ## Show this list
@@ -42,8 +42,11 @@ check-unit: check-tree
 check-unit-slow: check-tree
 	$(call pytest,$(CHECK_PY),$(SLOW_UNITS))
 
+# The longest first.
+PYTHON_TESTS := test-process test-peers test-core test-docs test-ray
+
 test: ## Before a push: set up everything, then run every test
-	$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-rust test-loom test-process test-peers test-core test-types
+	$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-loom test-rust $(PYTHON_TESTS) test-types
 
 test-rust: ## Unit and property tests of the core, and the kill matrix
 	cargo test -q -p rollway-core --features fault
@@ -57,14 +60,16 @@ test-fault: ## The kill matrix alone: SIGKILL and SIGSTOP at every named crash p
 test-types: $(VENV)/.test ## mypy where torch and the peers are installed, whose types `make lint` does not see
 	$(VENV)/bin/mypy
 
-test-python: $(VENV)/.test ## Python tests, in three runs side by side: test-core, test-process and test-peers
-	$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-core test-process test-peers
+test-python: $(VENV)/.test ## All Python tests, three runs at a time side by side
+	$(MAKE) --no-print-directory --jobs=3 --output-sync=target $(PYTHON_TESTS)
 
-# Each run has a directory of its own for shared memory, out of reach of a gc next door, and leaves it empty.
+# Each run has a directory of its own for shared memory, out of reach of a gc next door, and leaves it empty; and one in
+# which Ray notes its clusters, so that `ray.init()` joins none of another run.
 # $(call pytest,python,arguments)
 define pytest
-directory=$$(mktemp -d /dev/shm/test-rollway.XXXXXX); trap 'rm -rf "$$directory"' EXIT; \
-	ROLLWAY_SHM_DIR="$$directory" $(1) -m pytest -q $(2); \
+directory=$$(mktemp -d /dev/shm/test-rollway.XXXXXX); ray=$$(mktemp -d /tmp/ray-XXXXXX); \
+	trap 'rm -rf "$$directory" "$$ray"' EXIT; \
+	ROLLWAY_SHM_DIR="$$directory" RAY_TMPDIR="$$ray" $(1) -m pytest -q $(2); \
 	test -z "$$(ls -A "$$directory")"
 endef
 
@@ -74,8 +79,14 @@ test-core: $(VENV)/.test ## Python tests: unit and fault
 test-process: $(VENV)/.test chromium ## Python tests: process, with a real browser
 	$(call pytest,$(PY),tests/process)
 
-test-peers: $(VENV)/.test ## Python tests with large packages in them: peers, docs; and packaging
-	$(call pytest,$(PY),tests/peers tests/docs tests/packaging)
+test-peers: $(VENV)/.test ## Python tests with large packages in them: SkyRL, Atropos, Gymnasium
+	$(call pytest,$(PY),tests/peers --ignore=tests/peers/ray)
+
+test-ray: $(VENV)/.test ## Python tests with clusters of Ray
+	$(call pytest,$(PY),tests/peers/ray)
+
+test-docs: $(VENV)/.test ## Python tests: what the documents and examples say; packaging
+	$(call pytest,$(PY),tests/docs tests/packaging)
 
 soak: $(VENV)/.test ## Hours in minutes: 8 producers x 1,000,000 samples, kills under full load; every model with two preemptions
 	$(PY) -m pytest -q tests --soak -m soak
