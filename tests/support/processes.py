@@ -88,10 +88,11 @@ class Command:
 
 def until(condition, timeout=10.0):
     """Waits for a condition that no event announces."""
-    deadline = time.monotonic() + timeout
+    deadline, pause = time.monotonic() + timeout, 0.001
     while not condition():
         assert time.monotonic() < deadline, f"still not so after {timeout} s"
-        time.sleep(0.001)
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.05)  # a condition may take work of busy processes
 
 
 def session(leader):

@@ -92,7 +92,9 @@ mod _core {
     #[pymodule_export]
     use super::segment::block::{Block, map_for};
     #[pymodule_export]
-    use super::segment::catalog::{collect, collect_all, list_segments, memory_limits, shm_directory};
+    use super::segment::catalog::{
+        collect, collect_all, discard_ring, list_segments, memory_limits, shm_directory,
+    };
     #[pymodule_export]
     use super::segment::histogram::HistSnapshot;
     #[pymodule_export]

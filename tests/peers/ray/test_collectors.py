@@ -11,7 +11,7 @@ import rollway
 from rollway import AsyncRunner, RestartPolicy, RolloutRingBuffer, SharedWeightSync, _core
 from rollway.errors import CollectorError, InvalidArgument
 from rollway.integrations.ray import RayPlacement
-from tests.peers.ray.conftest import NAMESPACE
+from tests.peers.ray.conftest import NAMESPACE, WAIT_S
 from tests.support.processes import is_gone, until
 
 DIMS = {"num_envs": 2, "num_steps": 3, "obs_dim": 4, "action_dim": 1}
@@ -66,7 +66,7 @@ def take_until(runner, ring, enough):
     """The newest weight of each collector, as its rollouts say."""
     seen = {}
     while not enough(seen):
-        assert runner.wait_for_data(ring, timeout=60)
+        assert runner.wait_for_data(ring, timeout=WAIT_S)
         views = ring.read_numpy_views()
         seen[int(views["obs"].flat[0])] = float(views["rewards"].flat[0])
         ring.advance_read()
@@ -85,7 +85,7 @@ def reports_of(runner, enough):
         found.extend(runner.reports())
         return enough(found)
 
-    until(look, timeout=60)
+    until(look, timeout=WAIT_S)
     return found
 
 
@@ -105,7 +105,7 @@ def test_what_a_collector_raises_is_raised_in_the_learner_with_its_traceback(ray
     with Runner() as runner:
         runner.start_collectors(divide_by_zero)
         with pytest.raises(CollectorError, match=r"(?s)collector 0 \(pid \d+ on .*in divide_by_zero") as raised:
-            until(runner.check, timeout=60)
+            until(runner.check, timeout=WAIT_S)
         assert (raised.value.kind, raised.value.message) == ("ZeroDivisionError", "division by zero")
         with pytest.raises(CollectorError):
             runner.check()
@@ -123,7 +123,7 @@ def test_killed_collectors_are_restarted_as_the_policy_says_and_the_others_go_on
         assert "was lost. Ray says: " in str(runner.supervisor.deaths[0])
         os.kill(runner.supervisor.pids()[0], signal.SIGKILL)
         with pytest.raises(CollectorError, match=f"collector 0 .pid {runner.supervisor.pids()[0]} on") as raised:
-            until(runner.check, timeout=60)
+            until(runner.check, timeout=WAIT_S)
         assert "restarted 1 times" in raised.value.__notes__[-1]
 
 
@@ -140,7 +140,7 @@ def test_collectors_that_ray_cannot_place_are_an_error_and_end_with_the_runner(r
         runner.start_collectors(report_until_stop)
         assert (runner.supervisor.alive, runner.supervisor.pending, runner.supervisor.pids()) == (0, 2, {})
         with pytest.raises(CollectorError, match=r"placed none of 2 collectors .* takes 1 CPU, 1 none such"):
-            until(runner.check, timeout=60)
+            until(runner.check, timeout=WAIT_S)
 
 
 @pytest.mark.parametrize("route", ["auto", "forwarder"])
@@ -157,7 +157,7 @@ def test_collectors_of_two_nodes_write_rollouts_by_the_newest_weights(ray, route
         until(lambda: ring.stats()["ready_samples"] == 4)  # they wait for room
         assert len(set(runner.supervisor.nodes().values())) == 2
     assert sorted(runner.reports()) == [(index, {"unwound": 1}) for index in range(4)], "they were woken"
-    until(lambda: not segments(), 100)
+    until(lambda: not segments(), WAIT_S)
 
 
 def test_what_only_one_machine_can_share_is_refused(ray):
@@ -178,11 +178,11 @@ def test_a_node_drops_the_oldest_rollout_where_the_ring_does(ray):
         reports_of(runner, len)  # it has not waited for the learner
         numbers = []
         while not numbers or numbers[-1] != 99:
-            assert runner.wait_for_data(ring, timeout=60)
+            assert runner.wait_for_data(ring, timeout=WAIT_S)
             numbers.append(int(ring.read_numpy_views()["rewards"].flat[0]))
             ring.advance_read()
     assert numbers == sorted(numbers) and len(numbers) < 100
-    until(lambda: not segments(), 100)
+    until(lambda: not segments(), WAIT_S)
 
 
 LEARNER = """
@@ -210,11 +210,11 @@ def test_collectors_end_with_a_learner_that_does_not_close_its_runner(ray, addre
     learner = child(LEARNER, address, NAMESPACE, how)
     pid = int(learner.line())
     learner.ends(code)
-    until(lambda: is_gone(pid), 100)
+    until(lambda: is_gone(pid), WAIT_S)
 
     def is_clean():
         if how == "killed":
             rollway.gc()
         return not segments()
 
-    until(is_clean, 100)
+    until(is_clean, WAIT_S)

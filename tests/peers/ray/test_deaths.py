@@ -13,7 +13,7 @@ import rollway
 from rollway import _core
 from rollway.integrations.ray import cluster, connect, publish
 from rollway.integrations.ray.node_forwarder import node_actor_name
-from tests.peers.ray.conftest import NAMESPACE
+from tests.peers.ray.conftest import NAMESPACE, WAIT_S
 from tests.support.processes import until
 
 EXAMPLE = {"life": np.zeros((), np.int64), "step": np.zeros((), np.int64), "obs": np.zeros(64, np.float32)}
@@ -67,7 +67,7 @@ class Taker:
         """Every sample that was sent is there, once and in its order."""
         for noted in journal.glob("*"):
             last = int.from_bytes(noted.read_bytes(), "little") if noted.stat().st_size else -1
-            until(lambda: len(self.steps[int(noted.name)]) > last, 60)
+            until(lambda: len(self.steps[int(noted.name)]) > last, WAIT_S)
             assert self.steps[int(noted.name)] == list(range(len(self.steps[int(noted.name)])))
 
 
@@ -103,12 +103,12 @@ def node_pid(ray, run, other_than=()):
 
     def is_up():
         try:
-            found.append(ray.get(node_actor(ray, run).pid.remote(), timeout=60))
+            found.append(ray.get(node_actor(ray, run).pid.remote(), timeout=WAIT_S))
         except ray.exceptions.RayActorError:
             return False
         return found[-1] not in other_than
 
-    until(is_up, 60)
+    until(is_up, WAIT_S)
     return found[-1]
 
 
@@ -123,16 +123,16 @@ def test_a_killed_forwarder_loses_and_repeats_nothing(ray, far, learner, tmp_pat
         done = [worker.run.remote("forwarder-dies", tmp_path, 60_000) for worker in workers]
         killed = set()
         for round_ in range(3):
-            until(lambda: taker.total > 10_000 * (round_ + 1), 60)
+            until(lambda: taker.total > 10_000 * (round_ + 1), WAIT_S)
             pid = node_pid(ray, "forwarder-dies", killed)
             killed.add(pid)
             os.kill(pid, signal.SIGKILL)
         lives = ray.get(done)
-        until(lambda: taker.total >= 120_000, 60)
+        until(lambda: taker.total >= 120_000, WAIT_S)
         for life in lives:
             assert sorted(taker.steps[life]) == list(range(60_000))
         assert len(killed) == 3
-    until(lambda: not node_segments("forwarder-dies"), 100)
+    until(lambda: not node_segments("forwarder-dies"), WAIT_S)
 
 
 def test_a_killed_worker_loses_nothing_that_it_has_sent_and_comes_back(ray, far, learner, tmp_path):
@@ -141,9 +141,9 @@ def test_a_killed_worker_loses_nothing_that_it_has_sent_and_comes_back(ray, far,
         (worker,) = far(1, max_restarts=-1, max_task_retries=-1)
         worker.run.remote("worker-dies", tmp_path, 1 << 40)
         for life in range(2):
-            until(lambda: len(taker.steps) > life and taker.total > 1000 * (life + 1), 60)
+            until(lambda: len(taker.steps) > life and taker.total > 1000 * (life + 1), WAIT_S)
             os.kill(int(max(tmp_path.glob("*"), key=lambda path: path.stat().st_ctime).name) // 1000, signal.SIGKILL)
-        until(lambda: len(taker.steps) > 2, 60)
+        until(lambda: len(taker.steps) > 2, WAIT_S)
         ray.kill(worker)
         taker.check(tmp_path)
 
@@ -169,7 +169,7 @@ def test_workers_go_on_with_the_learner_that_comes_after_a_killed_one(ray, far, 
     with publish("learner-dies", learner):
         taker = Taker(learner)
         life = ray.get(done)
-        until(lambda: taker.steps[life][-1:] == [49_999], 60)
+        until(lambda: taker.steps[life][-1:] == [49_999], WAIT_S)
         steps = taker.steps[life]
         assert steps == list(range(steps[0], 50_000)) and steps[0] > 0  # what the first one had, or had been sent
 
@@ -188,7 +188,7 @@ WEIGHTS = """
 class Reader:
     def read(self, run):
         with connect(run).weights() as weights:
-            weights.wait_for_version(1, timeout=60)
+            weights.wait_for_version(1, timeout=WAIT_S)
             return weights.name, float(weights.read_weights()["w"][0])
 
 
@@ -203,11 +203,11 @@ def test_all_workers_of_a_node_read_one_copy_of_the_weights_also_of_the_next_lea
     first.kill()
     second = child(WEIGHTS, address, NAMESPACE, "weights", 2.0)
     second.says("published")
-    until(lambda: ray.get(readers[0].read.remote("weights"))[1] == 2.0, 60)
+    until(lambda: ray.get(readers[0].read.remote("weights"))[1] == 2.0, WAIT_S)
     assert node_pid(ray, "weights") == pid
     second.tell()
     second.ends()
-    until(lambda: not node_segments("weights"), 100)
+    until(lambda: not node_segments("weights"), WAIT_S)
     for reader in readers:
         ray.kill(reader)
 
@@ -219,7 +219,7 @@ class Follower:
         self.weights = connect(run).weights()
 
     def wait(self, version):
-        self.weights.wait_for_version(version, timeout=60)
+        self.weights.wait_for_version(version, timeout=WAIT_S)
         return float(self.weights.read_weights()["w"][0])
 
 
@@ -248,11 +248,11 @@ def test_workers_are_told_when_the_learner_withdraws(ray, far, learner, tmp_path
         taker = Taker(learner)
         (worker,) = far()
         done = worker.run.remote("withdraws", tmp_path, 1 << 40)
-        until(lambda: taker.total > 100, 60)
+        until(lambda: taker.total > 100, WAIT_S)
         assert node_segments("withdraws")
     with pytest.raises(rollway.ConnectionClosedError):
         ray.get(done)
-    until(lambda: not node_segments("withdraws"), 100)
+    until(lambda: not node_segments("withdraws"), WAIT_S)
 
     def is_gone():
         try:
@@ -260,7 +260,24 @@ def test_workers_are_told_when_the_learner_withdraws(ray, far, learner, tmp_path
         except ValueError:
             return True
 
-    until(is_gone, 100)
+    until(is_gone, WAIT_S)
+
+
+def test_a_forwarder_that_comes_back_after_the_end_of_the_run_removes_the_ring(ray, far, learner, tmp_path):
+    weights = rollway.SharedWeightSync.from_state_dict({"w": np.ones(3)})
+    with weights, publish("ended", learner, weights=weights):
+        taker = Taker(learner)
+        (worker,) = far()
+        reader = ray.remote(num_cpus=0, resources={"far": 1})(Follower).remote("ended")
+        done = worker.run.remote("ended", tmp_path, 1 << 40)
+        assert ray.get(reader.wait.remote(1)) == 1.0
+        until(lambda: taker.total > 100, WAIT_S)
+        os.kill(node_pid(ray, "ended"), signal.SIGKILL)  # Ray has not restarted it when the name is withdrawn
+    for call in (done, reader.wait.remote(2)):
+        with pytest.raises((rollway.ConnectionClosedError, rollway.PeerDied)):  # the latter if Ray takes a minute
+            ray.get(call)
+    until(lambda: not node_segments("ended"), WAIT_S)
+    ray.kill(reader)
 
 
 def test_a_node_that_dies_stops_no_other_and_a_late_one_joins(ray, ray_cluster, far, learner, tmp_path):
@@ -270,14 +287,14 @@ def test_a_node_that_dies_stops_no_other_and_a_late_one_joins(ray, ray_cluster, 
         made = ray.remote(num_cpus=0, resources={"doomed": 1})(Worker).remote()
         far()[0].run.remote("node-dies", tmp_path, 1 << 40)
         made.run.remote("node-dies", tmp_path, 1 << 40)
-        until(lambda: len(taker.steps) == 2, 60)
+        until(lambda: len(taker.steps) == 2, WAIT_S)
         pid = node_pid(ray, "node-dies")
         ray_cluster.remove_node(doomed, allow_graceful=False)
         before = taker.total
-        until(lambda: taker.total > before + 5000, 60)
+        until(lambda: taker.total > before + 5000, WAIT_S)
         late = ray_cluster.add_node(num_cpus=1, resources={"late": 1})
         ray.get(ray.remote(num_cpus=0, resources={"late": 1})(Worker).remote().run.remote("node-dies", tmp_path, 100))
         assert node_pid(ray, "node-dies") == pid
-        until(lambda: len(taker.steps) == 3, 60)
+        until(lambda: len(taker.steps) == 3, WAIT_S)
         ray_cluster.remove_node(late)
     rollway.gc()

@@ -13,7 +13,7 @@ import rollway
 from rollway.errors import InvalidArgument, LearnerUnreachable, ProtocolMismatch, RunNameTaken
 from rollway.integrations.ray import cluster, connect, publish
 from rollway.integrations.ray.publication import registry_name
-from tests.peers.ray.conftest import NAMESPACE
+from tests.peers.ray.conftest import NAMESPACE, WAIT_S
 from tests.support.processes import until
 
 EXAMPLE = {"x": np.zeros(2, np.float32)}
@@ -58,7 +58,7 @@ def task_sends(run, value):
 
 
 def taken(server):
-    with server.sample(timeout=60) as sample:
+    with server.sample(timeout=WAIT_S) as sample:
         return sample["x"][0, 0]
 
 
@@ -129,9 +129,9 @@ def test_the_registry_goes_with_the_last_learner(ray, server, learner):
     with publish("ends", server) as publication:
         assert not is_gone("ends")
     assert "closed" in repr(publication)
-    until(lambda: is_gone("ends"), 100)
+    until(lambda: is_gone("ends"), WAIT_S)
     learner("ends", 0.5).kill()
-    until(lambda: is_gone("ends"), 100)
+    until(lambda: is_gone("ends"), WAIT_S)
 
 
 def test_learners_start_another_registry_when_it_is_lost(ray, server):
@@ -142,7 +142,7 @@ def test_learners_start_another_registry_when_it_is_lost(ray, server):
         with first, plane.client() as second:
             for client in (first, second):
                 client.send({"x": np.ones(2, np.float32)})
-            numbers = {int(server.sample(timeout=60).info.producer_ids[0]) for _ in range(2)}
+            numbers = {int(server.sample(timeout=WAIT_S).info.producer_ids[0]) for _ in range(2)}
         assert len(numbers) == 2
 
 
@@ -226,5 +226,5 @@ def test_records_reach_the_learner_from_its_node_and_from_others(ray):
     with rollway.RecordServer({"tokens": "int32[*]"}, rollway.ShmTransport()) as server, publish("texts", server):
         near = ray.remote(num_cpus=0)(send).remote("texts", 2)
         far = ray.remote(num_cpus=0, resources={"far": 1})(send).remote("texts", 3)
-        assert sorted(len(server.read(timeout=60)["tokens"]) for _ in range(2)) == [2, 3]
+        assert sorted(len(server.read(timeout=WAIT_S)["tokens"]) for _ in range(2)) == [2, 3]
         assert ray.get([near, far])[1] == "TcpRecordClient"

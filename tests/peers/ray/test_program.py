@@ -4,6 +4,7 @@ import numpy as np
 
 import rollway
 from rollway.integrations.ray import connect, publish
+from tests.peers.ray.conftest import WAIT_S
 
 EXAMPLE = {"obs": np.zeros(4, np.float32), "version": np.zeros((), np.int64)}
 
@@ -13,7 +14,7 @@ class Worker:
         plane = connect(name)
         with plane.client() as client, plane.weights() as policy:
             mine = {"w": np.zeros(3, np.float32)}
-            policy.wait_for_version(1, timeout=60)
+            policy.wait_for_version(1, timeout=WAIT_S)
             version = policy.read_weights_into(mine)
             for step in range(steps):
                 client.send({"obs": np.full(4, step, np.float32), "version": version})
@@ -22,7 +23,7 @@ class Worker:
 
 
 def taken(server):
-    with server.sample(timeout=60) as sample:
+    with server.sample(timeout=WAIT_S) as sample:
         return {name: leaf.copy() for name, leaf in sample.batch.items()}, sample.info
 
 

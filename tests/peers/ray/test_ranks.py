@@ -10,6 +10,7 @@ import pytest
 import rollway
 from rollway.errors import InvalidArgument, LearnerUnreachable, RunNameTaken
 from rollway.integrations.ray import connect, publish
+from tests.peers.ray.conftest import WAIT_S
 
 EXAMPLE = {"x": np.zeros((), np.int64)}
 
@@ -49,7 +50,7 @@ class Learner:
         return os.getpid()
 
     def take(self):
-        with self.server.sample(timeout=60) as sample:
+        with self.server.sample(timeout=WAIT_S) as sample:
             return int(sample["x"][0])
 
     def end(self):

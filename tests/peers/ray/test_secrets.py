@@ -7,6 +7,7 @@ import numpy as np
 
 import rollway
 from rollway.integrations.ray import connect, publish
+from tests.peers.ray.conftest import WAIT_S
 
 
 def test_the_token_is_in_no_log_and_no_table_of_ray(ray):
@@ -20,7 +21,7 @@ def test_the_token_is_in_no_log_and_no_table_of_ray(ray):
         with publish("secret", server, weights=weights) as publication:
             plane = connect("secret", route="forwarder")
             with plane.weights() as mine:
-                mine.wait_for_version(1, timeout=60)
+                mine.wait_for_version(1, timeout=WAIT_S)
             ray.get(ray.remote(num_cpus=0)(send).remote())
             tokens = {str(endpoint.token) for endpoint in server.endpoints}
             (token,) = tokens

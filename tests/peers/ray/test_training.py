@@ -9,6 +9,7 @@ import rollway
 from rollway.algorithms import AppoRunner, Policy, SacRunner
 from rollway.errors import InvalidArgument
 from rollway.integrations.ray import RayPlacement
+from tests.peers.ray.conftest import WAIT_S
 from tests.peers.ray.test_collectors import segments
 from tests.support.processes import Command, until
 
@@ -32,7 +33,7 @@ def test_appo_learns_on_three_nodes_although_one_of_them_is_killed(ray, ray_clus
         (death,) = runner.supervisor.deaths
         assert nodes[death.index] == third.node_id and "was lost. Ray says" in str(death)
     rollway.gc()  # what the killed node had
-    until(lambda: not segments(), 100)
+    until(lambda: not segments(), WAIT_S)
 
 
 def test_sac_is_refused(tmp_path):
@@ -49,9 +50,9 @@ def test_ctrl_c_ends_the_command_its_actors_and_forwarders(ray, address, tmp_pat
     assert code == 130, err
     assert "stopped by Ctrl-C" in out and not err
     assert Policy.load(tmp_path / "policy.pt").evaluate(episodes=2) > 0
-    until(lambda: not segments(), 100)
-    until(lambda: not ray.util.list_named_actors(all_namespaces=True), 100)  # forwarders, and what knows the run
-    until(lambda: ray.available_resources()["CPU"] == ray.cluster_resources()["CPU"], 100)
+    until(lambda: not segments(), WAIT_S)
+    until(lambda: not ray.util.list_named_actors(all_namespaces=True), WAIT_S)  # forwarders, and what knows the run
+    until(lambda: ray.available_resources()["CPU"] == ray.cluster_resources()["CPU"], WAIT_S)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import rollway
-from rollway.errors import SegmentInUse
+from rollway._core import discard_ring
+from rollway.errors import SegmentInUse, SegmentNotFound
 from rollway.inspect import Inspection, why
 from rollway.metrics import segments_openmetrics
 from rollway.transport import Forwarder
@@ -149,6 +150,20 @@ def test_a_forwarder_that_is_discarded_ends_its_workers(server, name):
             worker.send(sample(1))
     forwarder.discard()
     assert forwarder.over
+
+
+def test_a_ring_that_no_forwarder_comes_back_for_can_be_removed(server, name):
+    forwarder = Forwarder(name, EXAMPLE, "localhost", server.port, rows=4)
+    with rollway.ShmClient(name, EXAMPLE) as worker:
+        with pytest.raises(SegmentInUse):
+            discard_ring(name)
+        forwarder.abandon()
+        worker.send(sample(0))
+        discard_ring(name)
+        with pytest.raises(rollway.ConnectionClosedError):
+            worker.send(sample(1))
+    with pytest.raises(SegmentNotFound):
+        discard_ring(name)
 
 
 def test_a_forwarder_that_is_abandoned_leaves_the_ring_to_the_next(server, name):

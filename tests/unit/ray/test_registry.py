@@ -31,6 +31,7 @@ ENTRY = LearnerEntry(
     reconnect_timeout_s=60.0,
     weights_fan_out=1,
 )
+LINK = "a segment of a node"
 SOON = 20.0
 
 
@@ -78,6 +79,40 @@ def test_a_learner_is_present_while_its_lease_is_open(ended):
     asyncio.run(run())
 
 
+def test_links_are_told_at_once_that_the_run_is_over_and_the_registry_waits_until_they_leave(ended):
+    async def run():
+        registry = Registry("127.0.0.1")
+        lease = await present(registry)
+        assert (await registry.forward_to(LINK, 0, SOON)).identity == "first"
+        lease.write(WITHDRAWN)
+        over = Status("over", "first")
+        assert await registry.watch(0, Status("present", "first"), SOON) == over
+        assert await registry.forward_to(LINK, 0, 1000.0) == over  # of an actor that Ray has restarted
+        assert await registry.weights_from("weights", "node", 1000.0) == over
+        await registry.leave(LINK, SOON)
+        await asyncio.sleep(0.05)
+        assert not ended
+        await registry.leave("weights", SOON)
+        while not ended:
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
+
+
+def test_a_link_that_comes_back_waits_for_a_learner_that_died_as_long_as_the_registry_does(ended):
+    async def run():
+        registry = Registry("127.0.0.1")
+        leases = [await present(registry, rank(number)) for number in range(2)]
+        leases[0].close()
+        assert await registry.watch(0, Status("present", "rank 0"), SOON) == Status("lost", "rank 0")
+        assert await registry.forward_to(LINK, 0, 0.0) == Status("lost", "rank 0")
+        registry._ranks[0].since -= ENTRY.reconnect_timeout_s
+        assert await registry.forward_to(LINK, 0, 1000.0) == Status("over", "rank 0")
+        leases[1].close()
+
+    asyncio.run(run())
+
+
 def test_a_learner_that_never_takes_its_lease_is_forgotten(ended, monkeypatch):
     monkeypatch.setattr(registry_module, "_LEASE_WAIT_S", 0.01)
 
@@ -109,7 +144,8 @@ def test_only_those_who_connect_get_the_secret(ended):
         joined, number = await registry.join(None, None, None, SOON)
         assert (joined.token, number) == (None, 0) and (await registry.learner(0, SOON)).token is None
         assert (await registry.way_in(0, SOON)).token == "a secret" and "a secret" not in repr(ENTRY)
-        assert "none of its learners has published weights" in await registry.weights_from("node", 0.0)
+        assert (await registry.forward_to(LINK, 0, SOON)).token == "a secret"
+        assert await registry.weights_from(LINK, "node", 0.0) == Status("present", "first")
         lease.close()
 
     asyncio.run(run())
@@ -159,9 +195,9 @@ def test_nodes_fetch_weights_from_each_other_and_from_the_next_one_when_a_node_i
         registry = Registry("127.0.0.1")
         lease = await present(registry, replace(ENTRY, weights=SegmentIdentity("w", 1)))
         assert (await registry.weights(SOON)).token is None
-        first = await registry.weights_from("a", SOON)
+        first = await registry.weights_from(LINK, "a", SOON)
         assert (first.weights_node, first.port) == (None, ENTRY.port)
-        waiting = asyncio.create_task(registry.weights_from("b", SOON))  # until a has a copy
+        waiting = asyncio.create_task(registry.weights_from(LINK, "b", SOON))  # until a has a copy
         mirrors = {"a": await offered(registry, "a")}
         second = await waiting
         assert (second.weights_node, second.port, second.token) == ("a", ord("a"), "secret of a")
@@ -170,7 +206,7 @@ def test_nodes_fetch_weights_from_each_other_and_from_the_next_one_when_a_node_i
         moved = asyncio.create_task(registry.watch(0, seen, SOON, node="b"))
         mirrors["a"].close()
         assert await moved == Status("present", "first", None)
-        assert (await registry.weights_from("b", SOON)).port == ENTRY.port
+        assert (await registry.weights_from(LINK, "b", SOON)).port == ENTRY.port
         lease.close()
         mirrors["b"].close()
 

@@ -5,6 +5,7 @@ use crate::segment::contents::contents;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rollway_core::net::wire::token_file;
+use rollway_core::ring::Consumer;
 use rollway_core::segment::catalog::{self, Entry};
 use rollway_core::segment::memory;
 use std::path::PathBuf;
@@ -42,6 +43,12 @@ pub fn collect_all(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
 #[pyfunction]
 pub fn collect(py: Python<'_>, name: &str) -> PyResult<bool> {
     py.detach(|| catalog::collect(name)).map_err(|e| to_py(py, e))
+}
+
+/// Removes a ring that has no learner and no forwarder, with what is in it. Workers that are attached get an error.
+#[pyfunction]
+pub fn discard_ring(py: Python<'_>, name: &str) -> PyResult<()> {
+    py.detach(|| Consumer::discard(name)).map_err(|e| to_py(py, e))
 }
 
 /// Where segments live.

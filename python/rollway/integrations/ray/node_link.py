@@ -5,23 +5,33 @@ A thread of the node's actor. It watches the registry, and does nothing per samp
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from rollway.errors import ConnectionClosedError, LearnerUnreachable, RollwayError, WaitTimeout
+from rollway._core import discard_ring
+from rollway.errors import (
+    ConnectionClosedError,
+    LearnerUnreachable,
+    RollwayError,
+    SegmentInUse,
+    SegmentNotFound,
+    WaitTimeout,
+)
 from rollway.integrations.ray import cluster
 from rollway.integrations.ray.cluster import ActorGone, Looks
 from rollway.integrations.ray.learner_entry import LearnerEntry
 from rollway.integrations.ray.lease import Lease
 from rollway.integrations.ray.publication import registry_name
 from rollway.integrations.ray.registry import Registered, Status
+from rollway.machine import segments
 from rollway.transport import Forwarder, TcpEndpoint, TcpTransport
-from rollway.weights import TcpWeights
+from rollway.weights import TcpWeights, WeightSync
 
-_FIRST_WAIT_S = 60.0
+_REGISTRY_WAIT_S = 30.0  # for a registry that knows the rank: its learners may be restarting it
 _WATCH_S = 10.0  # how often the link looks after its own connection, while nothing changes at the learner
 _MAX_READERS = 1000
 
@@ -32,6 +42,7 @@ class NodeLink(threading.Thread):
     def __init__(self, run: str, space: str, segment: str, ended: Callable[[NodeLink], None]) -> None:
         super().__init__(name=f"rollway-link-{segment}", daemon=True)
         self.segment = segment
+        self._was_found = any(found.name == segment for found in segments())
         self.opened: Future[str | RollwayError] = Future()
         """The name of the segment, once workers can attach to it; or why there is none."""
         self._run, self._space = run, space
@@ -48,20 +59,23 @@ class NodeLink(threading.Thread):
             raise
         finally:
             self._say(ConnectionClosedError(f"run {self._run!r} is over"))
-            self.close()
-            self._ended(self)
+            try:
+                self.close()
+                self._ask("leave", self.segment, timeout=_WATCH_S)
+            finally:
+                self._ended(self)
 
     def _say(self, result: str | RollwayError) -> None:
         if not self.opened.done():
             self.opened.set_result(result)
 
     def _keep(self) -> None:
-        entry = self._learner(_FIRST_WAIT_S)
+        entry = self._learner(_REGISTRY_WAIT_S)
         while entry is not None:
             try:
                 self.connect(entry)
             except LearnerUnreachable:
-                if not self.opened.done():
+                if not (self.opened.done() or self._was_found):
                     raise
                 entry = self._learner(entry.reconnect_timeout_s)  # it died meanwhile, or will be reached later
                 continue
@@ -86,12 +100,19 @@ class NodeLink(threading.Thread):
                 return found
 
     def _learner(self, timeout: float) -> LearnerEntry | None:
-        """The learner to connect to, with its secret; ``None`` when there is none in time."""
+        """The learner to connect to, with its secret; ``None`` when there is none in time, or the run is over.
+
+        For the first connection the time counts while no registry knows the rank: it says itself when that is over.
+        """
         looks = Looks(timeout)
         while looks.again():
             found = self._ask(*self.source(), timeout=looks.left)
             if isinstance(found, LearnerEntry):
                 return found
+            if found is not None and found.state == "over":
+                return None
+            if found is not None and found.state is not None and not self.opened.done():
+                looks = Looks(timeout)
         return None
 
     def _ask(self, call: str, *arguments: Any, timeout: float, **more: Any) -> Any:
@@ -136,7 +157,7 @@ class RingLink(NodeLink):
 
     def source(self) -> tuple[Any, ...]:
         """The rank."""
-        return "way_in", self._rank
+        return "forward_to", self.segment, self._rank
 
     def connect(self, entry: LearnerEntry) -> None:
         """Sends to this learner what is in the ring, and what will be."""
@@ -164,6 +185,9 @@ class RingLink(NodeLink):
         if self._forwarder is not None:
             self._forwarder.discard()
             self._forwarder = None
+        elif self._was_found:
+            with contextlib.suppress(SegmentNotFound, SegmentInUse):
+                discard_ring(self.segment)
 
 
 class WeightsLink(NodeLink):
@@ -175,7 +199,7 @@ class WeightsLink(NodeLink):
 
     def source(self) -> tuple[Any, ...]:
         """The learner, or another node."""
-        return "weights_from", cluster.node_id()
+        return "weights_from", self.segment, cluster.node_id()
 
     def watched(self) -> dict[str, Any]:
         """From whom this node fetches. Offers the copy again, if the registry is another one."""
@@ -204,7 +228,7 @@ class WeightsLink(NodeLink):
         """Fetches from this learner. The copy and its readers stay."""
         if self._weights is not None and not self._weights.over:
             return self._weights.redirect(entry.host, entry.port, entry.token)
-        self.close()
+        self._disconnect()
         self._weights = TcpWeights(
             entry.host,
             entry.port,
@@ -220,7 +244,13 @@ class WeightsLink(NodeLink):
         return self._weights is None or self._weights.over
 
     def close(self) -> None:
-        """Ends the connection. The last reader removes the copy."""
+        """Ends the connection. The last reader removes the copy. A copy that was found and never connected goes now."""
+        if self._was_found and self._weights is None:
+            with contextlib.suppress(SegmentNotFound):
+                WeightSync.attach(self.segment, connect_timeout_s=0).cleanup()
+        self._disconnect()
+
+    def _disconnect(self) -> None:
         if self._lease is not None:
             self._lease.give_up()
         if self._weights is not None:

@@ -11,8 +11,8 @@ When it is lost, the learners start another one.
                         (nothing)             lost ──────────────────────────▶ expected
 ```
 
-It ends itself soon after the last learner withdrew, or ``reconnect_timeout_s`` after the last one died. It is plain
-asyncio, and imports ray only to end itself.
+It ends itself when the last learner withdrew and all nodes have left, or ``reconnect_timeout_s`` after the last one
+died. It is plain asyncio, and imports ray only to end itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from rollway.integrations.ray.weight_tree import FetchTree
 
 _LEASE_WAIT_S = 10.0  # for the connection of a learner that has registered
 _MIRROR_WAIT_S = 30.0  # for the copy of a node that has asked from whom to fetch
-_OVER_LINGER_S = 10.0  # after the last learner has withdrawn: nodes of a busy machine ask late whether the run is over
+_OVER_LINGER_S = 1.0  # after the last learner has withdrawn, and all links of nodes have left
+_LEAVE_WAIT_S = 60.0  # for links that have not: Ray may be restarting their actors
 _GENERATION_NUMBERS = 1 << 20  # numbers of workers for each registry of a run
 
 State = Literal["expected", "present", "lost", "over"]
@@ -69,6 +70,16 @@ class _Rank:
     def status(self) -> Status:
         return Status(self.state, self.entry.identity)
 
+    @property
+    def time_left_s(self) -> float:
+        """Of a learner that died: for how long it is waited for."""
+        return max(self.since + self.entry.reconnect_timeout_s - time.monotonic(), 0.0)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has withdrawn, or died so long ago that it is not waited for."""
+        return self.state == "over" or (self.state == "lost" and self.time_left_s == 0.0)
+
 
 @dataclass
 class _Mirror:
@@ -92,6 +103,7 @@ class Registry:
         self._workers: dict[str | None, int] = {}  # the rank of each that did not choose one
         self._fetches: FetchTree[str] | None = None
         self._mirrors: dict[str, _Mirror] = {}  # by node
+        self._links: set[str] = set()  # segments of nodes; they leave when they know that the run is over
         self._generation = 0
         self._next_number = 0
         self._changed = asyncio.Event()
@@ -150,18 +162,26 @@ class Registry:
         found = await self._when(lambda: self._find(rank), timeout)
         return self._why_none(rank) if found is None else found.entry
 
+    async def forward_to(self, link: str, rank: int, timeout: float) -> LearnerEntry | Status:
+        """A learner with its secret, for a node's segment. Or its status: after the timeout, or when it is over."""
+        self._links.add(link)
+        found = await self._when(lambda: self._find(rank) or self._end_of([rank]), timeout)
+        return found.entry if isinstance(found, _Rank) else found or self._status(rank)
+
     async def weights(self, timeout: float) -> LearnerEntry | str:
         """The first rank that has weights, without its secret."""
         found = await self._when(self._find_weights, timeout)
         return "none of its learners has published weights" if found is None else found.entry.without_secret()
 
-    async def weights_from(self, node: str, timeout: float) -> LearnerEntry | str:
+    async def weights_from(self, link: str, node: str, timeout: float) -> LearnerEntry | Status:
         """The first rank that has weights, with the address and secret of the place from which the node fetches them.
 
-        That is the learner itself, or another node. The node is expected to `offer` its copy.
+        That is the learner itself, or another node. The node is expected to `offer` its copy. A `Status` is as of
+        `forward_to`, for all ranks.
         """
-        found = await self._when(lambda: self._weights_source(node), timeout)
-        return found or "none of its learners has published weights, or the node to fetch them from has none yet"
+        self._links.add(link)
+        found = await self._when(lambda: self._weights_source(node) or self._end_of(list(self._ranks)), timeout)
+        return found or self._status(min(self._ranks, default=0))
 
     async def offer(self, node: str, host: str, port: int, token: str) -> Registered | str:
         """Expects the lease of a node that gives its copy of the weights to others."""
@@ -173,15 +193,23 @@ class Registry:
 
     async def watch(self, rank: int, seen: Status, timeout: float, node: str | None = None) -> Status:
         """The status of a rank, as soon as it is another than ``seen``; with that of a node's source of weights."""
+        await self._when(lambda: self._status(rank, node) != seen or None, timeout)
+        return self._status(rank, node)
 
-        def status() -> Status:
-            known = self._ranks.get(rank)
-            tree = self._fetches
-            source = tree.parent(node) if tree is not None and node is not None and node in tree else None
-            return Status(None, None) if known is None else known.status._replace(weights_node=source)
+    def _status(self, rank: int, node: str | None = None) -> Status:
+        known, tree = self._ranks.get(rank), self._fetches
+        source = tree.parent(node) if tree is not None and node is not None and node in tree else None
+        return Status(None, None) if known is None else known.status._replace(weights_node=source)
 
-        await self._when(lambda: status() != seen or None, timeout)
-        return status()
+    def _end_of(self, ranks: list[int]) -> Status | None:
+        """That the run is over, if none of these ranks will come back."""
+        known = [self._ranks[rank] for rank in ranks if rank in self._ranks]
+        return Status("over", known[0].entry.identity) if known and all(one.is_over for one in known) else None
+
+    async def leave(self, link: str, timeout: float) -> None:
+        """Called for a node's segment that is gone. After the run this registry waits for those that are left."""
+        self._links.discard(link)
+        self._notify()
 
     async def _hold(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Keeps the lease of a learner until it ends."""
@@ -261,8 +289,9 @@ class Registry:
             self._ending.cancel()
             self._ending = None
         if not self._any("present", "expected"):
-            lost = [rank.entry.reconnect_timeout_s for rank in self._ranks.values() if rank.state == "lost"]
-            self._ending = asyncio.get_running_loop().call_later(max(lost, default=_OVER_LINGER_S), end_this_actor)
+            lost = [rank.time_left_s for rank in self._ranks.values() if rank.state == "lost"]
+            linger_s = max(lost, default=_LEAVE_WAIT_S if self._links else _OVER_LINGER_S)
+            self._ending = asyncio.get_running_loop().call_later(linger_s, end_this_actor)
 
     async def _when(self, look: Any, timeout: float) -> Any:
         """What ``look`` returns as soon as that is not ``None``; ``None`` when the time is over."""
