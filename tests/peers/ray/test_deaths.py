@@ -12,7 +12,6 @@ import pytest
 import rollway
 from rollway import _core
 from rollway.integrations.ray import cluster, connect, publish
-from rollway.integrations.ray.node_forwarder import node_actor_name
 from tests.peers.ray.conftest import NAMESPACE, WAIT_S
 from tests.support.processes import until
 
@@ -91,20 +90,22 @@ def learner():
         yield server
 
 
-def node_actor(ray, run):
-    """The forwarder of the second node."""
-    (node,) = {node["NodeID"] for node in ray.nodes() if node["Alive"] and "far" in node["Resources"]}
-    return ray.get_actor(node_actor_name(run, node), cluster.namespace())
+def node_actor(ray, run, at):
+    """The forwarder of a node, by default the second one."""
+    (node,) = {node["NodeID"] for node in ray.nodes() if node["Alive"] and at in node["Resources"]}
+    named = [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
+    (name,) = [name for name in named if name.startswith(f"rollway:{run}:") and name.endswith(node)]
+    return ray.get_actor(name, cluster.namespace())
 
 
-def node_pid(ray, run, other_than=()):
+def node_pid(ray, run, other_than=(), at="far"):
     """The process of that forwarder, once Ray has restarted it."""
     found = []
 
     def is_up():
         try:
-            found.append(ray.get(node_actor(ray, run).pid.remote(), timeout=WAIT_S))
-        except ray.exceptions.RayActorError:
+            found.append(ray.get(node_actor(ray, run, at).pid.remote(), timeout=WAIT_S))
+        except (ray.exceptions.RayActorError, ValueError):  # Ray restarts it, or it has no name yet
             return False
         return found[-1] not in other_than
 
@@ -256,7 +257,7 @@ def test_workers_are_told_when_the_learner_withdraws(ray, far, learner, tmp_path
 
     def is_gone():
         try:
-            return not node_actor(ray, "withdraws")
+            return not node_actor(ray, "withdraws", "far")
         except ValueError:
             return True
 
@@ -280,21 +281,39 @@ def test_a_forwarder_that_comes_back_after_the_end_of_the_run_removes_the_ring(r
     ray.kill(reader)
 
 
-def test_a_node_that_dies_stops_no_other_and_a_late_one_joins(ray, ray_cluster, far, learner, tmp_path):
+class Holding:
+    """Sends, and lives on: what it has sent stays in the ring while the forwarder is stopped."""
+
+    def __init__(self, run):
+        self.client = connect(run).client()
+
+    def send(self, steps):
+        for step in steps:
+            self.client.send({"life": os.getpid(), "step": step, "obs": np.full(64, step, np.float32)})
+        return os.getpid()
+
+
+def test_a_node_that_dies_stops_no_other_which_sends_what_it_left(ray, ray_cluster, far, learner, tmp_path):
     with publish("node-dies", learner):
         taker = Taker(learner)
         doomed = ray_cluster.add_node(num_cpus=1, resources={"doomed": 1})
-        made = ray.remote(num_cpus=0, resources={"doomed": 1})(Worker).remote()
+        worker = ray.remote(num_cpus=0, resources={"doomed": 1})(Holding).remote("node-dies")
         far()[0].run.remote("node-dies", tmp_path, 1 << 40)
-        made.run.remote("node-dies", tmp_path, 1 << 40)
-        until(lambda: len(taker.steps) == 2, WAIT_S)
-        pid = node_pid(ray, "node-dies")
+        life = ray.get(worker.send.remote(range(100)))
+        until(lambda: len(taker.steps) == 2 and len(taker.steps[life]) == 100, WAIT_S)
+        pid, stopped = node_pid(ray, "node-dies"), node_pid(ray, "node-dies", at="doomed")
+        os.kill(stopped, signal.SIGSTOP)
+        ray.get(worker.send.remote(range(100, 200)))
         ray_cluster.remove_node(doomed, allow_graceful=False)
+        os.kill(stopped, signal.SIGKILL)  # others notice by themselves that their raylet is gone
+        assert len(taker.steps[life]) == 100
         before = taker.total
-        until(lambda: taker.total > before + 5000, WAIT_S)
+        until(lambda: taker.total > before + 5000 and len(taker.steps[life]) == 200, WAIT_S)
+        assert sorted(taker.steps[life]) == list(range(200))
         late = ray_cluster.add_node(num_cpus=1, resources={"late": 1})
         ray.get(ray.remote(num_cpus=0, resources={"late": 1})(Worker).remote().run.remote("node-dies", tmp_path, 100))
-        assert node_pid(ray, "node-dies") == pid
         until(lambda: len(taker.steps) == 3, WAIT_S)
-        ray_cluster.remove_node(late)
-    rollway.gc()
+        assert node_pid(ray, "node-dies") == pid
+        ray_cluster.remove_node(late, allow_graceful=False)
+        until(lambda: len(node_segments("node-dies")) == 1, WAIT_S)  # the others were taken over
+    until(lambda: not node_segments("node-dies"), WAIT_S)

@@ -5,7 +5,6 @@ import signal
 
 import pytest
 
-import rollway
 from rollway.algorithms import AppoRunner, Policy, SacRunner
 from rollway.errors import InvalidArgument
 from rollway.integrations.ray import RayPlacement
@@ -27,12 +26,11 @@ def test_appo_learns_on_three_nodes_although_one_of_them_is_killed(ray, ray_clus
                 ray_cluster.remove_node(third, allow_graceful=False)
                 killed_at = progress.iteration
             restarted = killed_at is not None and progress.restarts and len(runner.supervisor.pids()) == 3
-            if progress.mean_return >= 44 and restarted:
+            if progress.mean_return >= 35 and restarted:
                 break
             assert progress.env_steps < 400_000, progress  # random actions hold the pole for 22 steps
         (death,) = runner.supervisor.deaths
         assert nodes[death.index] == third.node_id and "was lost. Ray says" in str(death)
-    rollway.gc()  # what the killed node had
     until(lambda: not segments(), WAIT_S)
 
 

@@ -9,7 +9,7 @@ import pytest
 from rollway.integrations.ray import registry as registry_module
 from rollway.integrations.ray.learner_entry import LearnerEntry, SegmentIdentity
 from rollway.integrations.ray.lease import PRESENT, WITHDRAWN
-from rollway.integrations.ray.registry import Registered, Registry, Status
+from rollway.integrations.ray.registry import LinkId, Registered, Registry, Status
 
 ENTRY = LearnerEntry(
     identity="first",
@@ -30,8 +30,9 @@ ENTRY = LearnerEntry(
     weights=None,
     reconnect_timeout_s=60.0,
     weights_fan_out=1,
+    run_id="run",
 )
-LINK = "a segment of a node"
+LINK = LinkId("ring of a node", "run", was_connected=False)
 SOON = 20.0
 
 
@@ -88,8 +89,8 @@ def test_links_are_told_at_once_that_the_run_is_over_and_the_registry_waits_unti
         over = Status("over", "first")
         assert await registry.watch(0, Status("present", "first"), SOON) == over
         assert await registry.forward_to(LINK, 0, 1000.0) == over  # of an actor that Ray has restarted
-        assert await registry.weights_from("weights", "node", 1000.0) == over
-        await registry.leave(LINK, SOON)
+        assert await registry.weights_from(LINK._replace(segment="weights"), "node", 1000.0) == over
+        await registry.leave(LINK.segment, SOON)
         await asyncio.sleep(0.05)
         assert not ended
         await registry.leave("weights", SOON)
@@ -109,6 +110,41 @@ def test_a_link_that_comes_back_waits_for_a_learner_that_died_as_long_as_the_reg
         registry._ranks[0].since -= ENTRY.reconnect_timeout_s
         assert await registry.forward_to(LINK, 0, 1000.0) == Status("over", "rank 0")
         leases[1].close()
+
+    asyncio.run(run())
+
+
+def test_a_run_keeps_its_id_until_its_learners_withdraw_and_links_of_another_run_get_none(ended):
+    entry = replace(ENTRY, run_id="")
+
+    async def run():
+        registry = Registry("127.0.0.1")
+        lease = await present(registry, entry)
+        old = LinkId("ring", (await registry.learner(0, SOON)).run_id, was_connected=False)
+        lease.close()
+        await registry.watch(0, Status("present", "first"), SOON)
+        lease = await present(registry, replace(entry, identity="second"))
+        assert (await registry.forward_to(old, 0, SOON)).run_id == old.run_id
+        lease.write(WITHDRAWN)
+        await registry.watch(0, Status("present", "second"), SOON)
+        lease = await present(registry, replace(entry, identity="third"))
+        assert (await registry.learner(0, SOON)).run_id != old.run_id
+        assert await registry.forward_to(old, 0, 1000.0) == Status("over", None)
+        lease.close()
+
+    asyncio.run(run())
+
+
+def test_a_run_goes_on_with_another_registry_for_links_that_were_connected(ended):
+    async def run():
+        registry = Registry("127.0.0.1")
+        lease = await present(registry, replace(ENTRY, run_id=""))
+        assert await registry.forward_to(LINK, 0, 0.0) == Status(None, None)
+        restarted = asyncio.create_task(registry.forward_to(LINK, 0, 1000.0))
+        connected = LINK._replace(segment="another ring", was_connected=True)
+        assert (await registry.forward_to(connected, 0, SOON)).identity == "first"
+        assert (await restarted).identity == "first"  # of the same run
+        lease.close()
 
     asyncio.run(run())
 

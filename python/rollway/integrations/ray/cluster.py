@@ -79,6 +79,15 @@ def node_id() -> str:
     return initialised().get_runtime_context().get_node_id()
 
 
+def living_nodes() -> set[str] | None:
+    """The nodes of the cluster that are alive; ``None`` when Ray does not say."""
+    ray = initialised()
+    try:
+        return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    except (ray.exceptions.RayError, ConnectionError, RuntimeError):
+        return None
+
+
 def node_address() -> str:
     """The address of the node of this process, as Ray knows it."""
     return initialised().util.get_node_ip_address()

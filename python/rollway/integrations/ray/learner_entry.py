@@ -51,6 +51,8 @@ class LearnerEntry:
 
     identity: str
     """Random; another one for every learner."""
+    run_id: str = ""
+    """Random; another one for every run of that name. The registry chooses it, and learners that come back keep it."""
     rank: int
     world_size: int
     kind: Kind

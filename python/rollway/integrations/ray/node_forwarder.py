@@ -2,38 +2,74 @@
 
 One actor of Ray per run and node, which takes no CPU. The first worker of a node starts it, and it ends with the run.
 It passes on nothing itself: that is native. Ray restarts it when it is killed; then it goes on with the segments that
-its predecessor has left.
+its predecessor has left. It also takes over the rings of nodes of its machine that died.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import re
 import threading
+import time
 from concurrent.futures import Future
+from typing import NamedTuple
 
+from rollway import _core
 from rollway.errors import ConnectionClosedError, RollwayError
-from rollway.integrations.ray.cluster import end_this_actor
-from rollway.integrations.ray.node_link import NodeLink, RingLink, WeightsLink
+from rollway.integrations.ray import cluster
+from rollway.integrations.ray.node_link import (
+    ANSWER_WAIT_S,
+    AdoptedRingLink,
+    NodeLink,
+    RingLink,
+    Run,
+    WeightsLink,
+    ask_registry,
+    has_living,
+)
 from rollway.machine import segments
 
 _LINGER_S = 1.0
+_LOOK_S = 5.0  # between two looks for what dead nodes have left
 
 
 class NodeForwarder:
     """The actor. Its calls return errors as values; the caller raises them."""
 
-    def __init__(self, run: str, space: str, prefix: str) -> None:
-        self._run, self._space, self._prefix = run, space, prefix
+    def __init__(self, run: Run, node: str) -> None:
+        self._run, self._prefix = run, node_segment_prefix(run, node)
         self._links: dict[str, NodeLink] = {}
         self._changing = threading.Lock()
-        for name in [found.name for found in segments()]:
-            if name == f"{prefix}-weights":
-                self._link(WeightsLink, name)
-            elif ring := re.fullmatch(rf"{re.escape(prefix)}-(\d+)", name):
-                self._link(RingLink, name, int(ring[1]))
+        for found in node_segments(run):
+            if found.prefix == self._prefix:
+                kind, rank = (WeightsLink, ()) if found.rank is None else (RingLink, (found.rank,))
+                self._link(kind, found.name, *rank)
+        threading.Thread(target=self._keep_adopting, name="rollway-adopt", daemon=True).start()
+
+    def _keep_adopting(self) -> None:
+        while True:
+            self._adopt()
+            time.sleep(_LOOK_S)
+
+    def _adopt(self) -> None:
+        """Takes over the rings of nodes of this machine that died, and removes their copies of the weights."""
+        left = node_segments(self._run)  # before the nodes: one that is new has none of these
+        living = cluster.living_nodes()
+        if living is None:
+            return
+        kept = {node_segment_prefix(self._run, node) for node in living}
+        for found in left:
+            if found.prefix in kept:
+                continue
+            with contextlib.suppress(RollwayError):
+                if found.rank is None:
+                    _core.collect(found.name)
+                    ask_registry(self._run, "leave", found.name, timeout=ANSWER_WAIT_S)
+                elif not has_living(found.name, "learner"):
+                    self._link(AdoptedRingLink, found.name, found.rank)
 
     async def open_ring(self, rank: int, timeout: float) -> str | RollwayError:
         """The name of this node's ring for that rank, once it is connected."""
@@ -57,7 +93,7 @@ class NodeForwarder:
         """The link of that segment, started if there is none."""
         with self._changing:
             if segment not in self._links:
-                self._links[segment] = kind(self._run, self._space, segment, self._forget, *arguments)
+                self._links[segment] = kind(self._run, segment, self._forget, *arguments)
                 self._links[segment].start()
             return self._links[segment]
 
@@ -70,21 +106,48 @@ class NodeForwarder:
         ending.start()
 
     def _end_if_idle(self) -> None:
+        self._adopt()  # what was left meanwhile goes with the run
         with self._changing:
             if not self._links:
-                end_this_actor()
+                cluster.end_this_actor()
 
 
-def node_actor_name(run: str, node: str) -> str:
+class NodeSegment(NamedTuple):
+    """A segment of this machine that belongs to a run."""
+
+    name: str
+    prefix: str
+    """Of its node."""
+    rank: int | None
+    """Of a ring; ``None`` for a copy of the weights."""
+
+
+def node_segments(run: Run) -> list[NodeSegment]:
+    """What the nodes of a run have on this machine."""
+    form = re.compile(rf"({re.escape(run_segment_prefix(run))}-[0-9a-f]+)-(\d+|weights)")
+    matches = [form.fullmatch(found.name) for found in segments()]
+    return [NodeSegment(one[0], one[1], None if one[2] == "weights" else int(one[2])) for one in matches if one]
+
+
+def node_actor_name(run: Run, node: str) -> str:
     """What the actor of a node is called."""
-    return f"rollway:{run}:{node}"
+    return f"rollway:{run.name}:{run.id}:{node}"
 
 
-def node_segment_prefix(run: str, identity: str, node: str) -> str:
-    """How the names of a node's segments begin: others for every run and node, though they may share a machine.
+def run_segment_prefix(run: Run) -> str:
+    """How the names of all segments begin that nodes have of a run; another one for every run of that name."""
+    readable = re.sub(r"[^A-Za-z0-9_]+", "-", run.name)[:40]
+    return f"ray-{readable}-{_digest(run.name, run.id)}"
 
-    >>> node_segment_prefix("my run", "a1", "n1")
-    'ray-my-run-4f7d1e3ffe24'
+
+def node_segment_prefix(run: Run, node: str) -> str:
+    """How the names of a node's segments begin. Several nodes may share a machine.
+
+    >>> node_segment_prefix(Run("my run", "a1", ""), "n1")
+    'ray-my-run-4e5a738336c7-676b8bb84ce7'
     """
-    readable = re.sub(r"[^A-Za-z0-9_]+", "-", run)[:40]
-    return f"ray-{readable}-{hashlib.sha256(f'{run}/{identity}/{node}'.encode()).hexdigest()[:12]}"
+    return f"{run_segment_prefix(run)}-{_digest(node)}"
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("/".join(parts).encode()).hexdigest()[:12]

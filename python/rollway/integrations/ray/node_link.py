@@ -10,9 +10,9 @@ import secrets
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
-from rollway._core import discard_ring
+from rollway._core import Inspection, discard_ring
 from rollway.errors import (
     ConnectionClosedError,
     LearnerUnreachable,
@@ -26,26 +26,38 @@ from rollway.integrations.ray.cluster import ActorGone, Looks
 from rollway.integrations.ray.learner_entry import LearnerEntry
 from rollway.integrations.ray.lease import Lease
 from rollway.integrations.ray.publication import registry_name
-from rollway.integrations.ray.registry import Registered, Status
+from rollway.integrations.ray.registry import LinkId, Registered, Status
 from rollway.machine import segments
 from rollway.transport import Forwarder, TcpEndpoint, TcpTransport
 from rollway.weights import TcpWeights, WeightSync
 
 _REGISTRY_WAIT_S = 30.0  # for a registry that knows the rank: its learners may be restarting it
-_WATCH_S = 10.0  # how often the link looks after its own connection, while nothing changes at the learner
+ANSWER_WAIT_S = 10.0
 _MAX_READERS = 1000
+
+
+class Run(NamedTuple):
+    """A run, as its nodes know it."""
+
+    name: str
+    id: str
+    space: str
+    """The namespace of its actors."""
 
 
 class NodeLink(threading.Thread):
     """What rings and weights have in common: who the learner is, and whether it is still there."""
 
-    def __init__(self, run: str, space: str, segment: str, ended: Callable[[NodeLink], None]) -> None:
+    watch_s = 10.0
+    """How often the link looks after its own connection, while nothing changes at the learner."""
+
+    def __init__(self, run: Run, segment: str, ended: Callable[[NodeLink], None]) -> None:
         super().__init__(name=f"rollway-link-{segment}", daemon=True)
         self.segment = segment
         self._was_found = any(found.name == segment for found in segments())
         self.opened: Future[str | RollwayError] = Future()
         """The name of the segment, once workers can attach to it; or why there is none."""
-        self._run, self._space = run, space
+        self._run = run
         self._ended = ended
 
     def run(self) -> None:
@@ -58,10 +70,10 @@ class NodeLink(threading.Thread):
             self._say(ConnectionClosedError(f"the forwarder of this node failed: {type(error).__name__}: {error}"))
             raise
         finally:
-            self._say(ConnectionClosedError(f"run {self._run!r} is over"))
+            self._say(ConnectionClosedError(f"run {self._run.name!r} is over"))
             try:
                 self.close()
-                self._ask("leave", self.segment, timeout=_WATCH_S)
+                self._ask("leave", self.segment, timeout=ANSWER_WAIT_S)
             finally:
                 self._ended(self)
 
@@ -79,6 +91,9 @@ class NodeLink(threading.Thread):
                     raise
                 entry = self._learner(entry.reconnect_timeout_s)  # it died meanwhile, or will be reached later
                 continue
+            except SegmentInUse:
+                self._was_found = False  # it belongs to another forwarder
+                raise
             self._say(self.segment)
             entry = self._next_learner(entry)
 
@@ -86,8 +101,10 @@ class NodeLink(threading.Thread):
         """The learner that comes after this one; ``None`` when the run is over."""
         present = Status("present", entry.identity, entry.weights_node)
         while True:
-            status = self._ask("watch", entry.rank, present, timeout=_WATCH_S, **self.watched())
+            status = self._ask("watch", entry.rank, present, timeout=self.watch_s, **self.watched())
             if status == present:
+                if self.is_done():
+                    return None
                 if self.is_over():
                     return entry
                 continue
@@ -116,14 +133,12 @@ class NodeLink(threading.Thread):
         return None
 
     def _ask(self, call: str, *arguments: Any, timeout: float, **more: Any) -> Any:
-        """The answer of the run's registry; ``None`` when it is gone."""
-        registry = cluster.find_actor(registry_name(self._run), self._space)
-        if registry is None:
-            return None
-        try:
-            return cluster.answer(getattr(registry, call).remote(*arguments, timeout, **more), timeout)
-        except (ActorGone, WaitTimeout):
-            return None
+        return ask_registry(self._run, call, *arguments, timeout=timeout, **more)
+
+    @property
+    def link_id(self) -> LinkId:
+        """What the registry knows it by."""
+        return LinkId(self.segment, self._run.id, self.opened.done())
 
     def source(self) -> tuple[Any, ...]:
         """The call of the registry that says from whom to fetch, or to whom to send."""
@@ -141,6 +156,10 @@ class NodeLink(threading.Thread):
         """Whether the connection was given up."""
         raise NotImplementedError
 
+    def is_done(self) -> bool:
+        """Whether the segment is needed no more, although the run goes on."""
+        return False
+
     def close(self) -> None:
         """Ends the connection, and removes the segment."""
         raise NotImplementedError
@@ -151,13 +170,13 @@ class RingLink(NodeLink):
 
     _forwarder: Forwarder | None = None
 
-    def __init__(self, run: str, space: str, segment: str, ended: Callable[[NodeLink], None], rank: int) -> None:
-        super().__init__(run, space, segment, ended)
+    def __init__(self, run: Run, segment: str, ended: Callable[[NodeLink], None], rank: int) -> None:
+        super().__init__(run, segment, ended)
         self._rank = rank
 
     def source(self) -> tuple[Any, ...]:
         """The rank."""
-        return "forward_to", self.segment, self._rank
+        return "forward_to", self.link_id, self._rank
 
     def connect(self, entry: LearnerEntry) -> None:
         """Sends to this learner what is in the ring, and what will be."""
@@ -190,6 +209,22 @@ class RingLink(NodeLink):
                 discard_ring(self.segment)
 
 
+class AdoptedRingLink(RingLink):
+    """The ring of a node that died, on a machine that lives on. It goes when the learner has all that is in it."""
+
+    watch_s = 1.0
+
+    def is_done(self) -> bool:
+        """Whether no worker of that node lives any more, and the learner has all."""
+        if self._forwarder is None or has_living(self.segment, "producer"):
+            return False
+        try:
+            self._forwarder.close(ANSWER_WAIT_S)
+        except ConnectionClosedError:  # the learner does not take it now
+            return False
+        return True
+
+
 class WeightsLink(NodeLink):
     """The node's copy of the weights, which it also gives to other nodes."""
 
@@ -199,7 +234,7 @@ class WeightsLink(NodeLink):
 
     def source(self) -> tuple[Any, ...]:
         """The learner, or another node."""
-        return "weights_from", self.segment, cluster.node_id()
+        return "weights_from", self.link_id, cluster.node_id()
 
     def watched(self) -> dict[str, Any]:
         """From whom this node fetches. Offers the copy again, if the registry is another one."""
@@ -214,13 +249,13 @@ class WeightsLink(NodeLink):
         host = cluster.node_address()
         if self._way_out is None:
             self._way_out = self._weights.serve(TcpTransport(0, host, token=secrets.token_urlsafe(32)))
-        registry = cluster.find_actor(registry_name(self._run), self._space)
+        registry = cluster.find_actor(registry_name(self._run.name), self._run.space)
         if registry is None:
             return None
         offer = registry.offer.remote(cluster.node_id(), host, self._way_out.port, str(self._way_out.token))
         try:
-            said = cluster.answer(offer, _WATCH_S)
-            return Lease(said.host, said.port, said.key, _WATCH_S) if isinstance(said, Registered) else None
+            said = cluster.answer(offer, ANSWER_WAIT_S)
+            return Lease(said.host, said.port, said.key, ANSWER_WAIT_S) if isinstance(said, Registered) else None
         except (ActorGone, WaitTimeout, OSError):
             return None
 
@@ -256,3 +291,23 @@ class WeightsLink(NodeLink):
         if self._weights is not None:
             self._weights.close()
         self._weights = self._way_out = self._lease = None
+
+
+def ask_registry(run: Run, call: str, *arguments: Any, timeout: float, **more: Any) -> Any:
+    """The answer of the run's registry; ``None`` when it is gone."""
+    registry = cluster.find_actor(registry_name(run.name), run.space)
+    if registry is None:
+        return None
+    try:
+        return cluster.answer(getattr(registry, call).remote(*arguments, timeout, **more), timeout)
+    except (ActorGone, WaitTimeout):
+        return None
+
+
+def has_living(segment: str, role: str) -> bool:
+    """Whether a participant of a segment in that role lives, as `rollway.inspect` calls it."""
+    try:
+        found = Inspection(segment).look()["participants"]
+    except SegmentNotFound:
+        return False
+    return any(one["role"] == role and one["state"] != "dead" for one in found)

@@ -10,7 +10,8 @@ from rollway.errors import ConnectionClosedError, InvalidArgument, LearnerUnreac
 from rollway.integrations.ray import cluster
 from rollway.integrations.ray.cluster import ActorGone, Looks
 from rollway.integrations.ray.learner_entry import Kind, LearnerEntry
-from rollway.integrations.ray.node_forwarder import NodeForwarder, node_actor_name, node_segment_prefix
+from rollway.integrations.ray.node_forwarder import NodeForwarder, node_actor_name
+from rollway.integrations.ray.node_link import Run
 from rollway.integrations.ray.publication import registry_name
 from rollway.records import ShmRecordClient, TcpRecordClient
 from rollway.ring import ShmClient
@@ -106,7 +107,7 @@ class Plane:
         if entry.kind == "records":
             way_in = self._ask("way_in", entry.rank)
             return TcpRecordClient(way_in.host, way_in.port, given, token=way_in.token, **options)
-        return ShmClient(self._ask_node("open_ring", entry.rank), given, on_full=on_full, **options)
+        return ShmClient(self._ask_node(entry, "open_ring", entry.rank), given, on_full=on_full, **options)
 
     def weights(self) -> WeightSync:
         """The learner's weights, through a copy on this node that one connection keeps current.
@@ -121,14 +122,14 @@ class Plane:
         entry = self._ask("learner", rank)
         if entry.ring is not None and self._is_here(entry, entry.ring):
             return str(entry.ring.name)
-        return self._ask_node("open_ring", rank)
+        return self._ask_node(entry, "open_ring", rank)
 
     def weights_name(self) -> str:
         """The segment of this machine from which its workers read the weights."""
         entry = self._ask("weights")
         if entry.weights is not None and self._is_here(entry, entry.weights):
             return str(entry.weights.name)
-        return self._ask_node("open_weights")
+        return self._ask_node(entry, "open_weights")
 
     def _is_here(self, entry: LearnerEntry, segment: Any) -> bool:
         """Whether this process opens the learner's segment itself."""
@@ -156,17 +157,18 @@ class Plane:
             "publish under this name?"
         )
 
-    def _ask_node(self, call: str, *arguments: Any) -> str:
+    def _ask_node(self, entry: LearnerEntry, call: str, *arguments: Any) -> str:
         """The answer of the forwarder of this node, which is started if there is none."""
         looks, node = Looks(self._timeout_s), cluster.node_id()
+        run = Run(self.name, entry.run_id, self._space)
         why = "Ray did not start it"
         while looks.again():
             actor = cluster.start_actor(
                 NodeForwarder,
-                node_actor_name(self.name, node),
+                node_actor_name(run, node),
                 self._space,
                 node,
-                (self.name, self._space, node_segment_prefix(self.name, self._entry.identity, node)),
+                (run, node),
                 max_restarts=-1,
             )
             try:

@@ -6,6 +6,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from rollway.errors import ClusterUnavailable, InvalidArgument, RollwayError, RunNameTaken
@@ -182,6 +183,7 @@ class _PublishedRank:
                 answer = cluster.answer(registry.register.remote(self.entry, self._generation), looks.left)
                 if isinstance(answer, Registered):
                     self._generation = answer.generation
+                    self.entry = replace(self.entry, run_id=answer.run_id)
                     return Lease(answer.host, answer.port, answer.key, max(looks.left, 1.0))
             except (ActorGone, OSError) as gone:  # it was about to end: the next one is new
                 why = str(gone)

@@ -49,6 +49,15 @@ class Status(NamedTuple):
     weights_node: str | None = None
 
 
+class LinkId(NamedTuple):
+    """A node's segment, as the registry knows it."""
+
+    segment: str
+    run_id: str
+    was_connected: bool
+    """To a learner of the run. The run goes on for it if another registry takes the place of a lost one."""
+
+
 class Registered(NamedTuple):
     """What a learner or a node gets that was let in."""
 
@@ -56,6 +65,7 @@ class Registered(NamedTuple):
     port: int
     key: bytes
     generation: int
+    run_id: str
 
 
 @dataclass
@@ -98,6 +108,8 @@ class Registry:
     def __init__(self, host: str) -> None:
         self._host = host
         self._server: asyncio.Server | None = None
+        self._run_ids: list[str] = []  # the run's, and those by which nodes know it that it went on with
+        self._ended_ids: set[str] = set()
         self._ranks: dict[int, _Rank] = {}
         self._world_size = 0
         self._workers: dict[str | None, int] = {}  # the rank of each that did not choose one
@@ -124,12 +136,36 @@ class Registry:
             self._server = await asyncio.start_server(self._hold, self._host, 0)
         if generation > self._generation:
             self._generation, self._next_number = generation, generation * _GENERATION_NUMBERS
+        if all(rank.is_over for rank in self._ranks.values()):
+            self._begin_run(entry.run_id or secrets.token_hex(8))
+        elif entry.run_id:
+            self._go_on_with(entry.run_id)
+        entry = replace(entry, run_id=self._run_ids[0])
         self._world_size = entry.world_size
         rank = _Rank(entry, secrets.token_bytes(KEY_BYTES), workers=0 if known is None else known.workers)
         rank.since = time.monotonic()
         self._ranks[entry.rank] = rank
         asyncio.get_running_loop().call_later(_LEASE_WAIT_S, self._forget_expected, rank)
-        return Registered(self._host, self._server.sockets[0].getsockname()[1], rank.key, self._generation)
+        return self._registered(rank.key)
+
+    def _registered(self, key: bytes) -> Registered:
+        assert self._server is not None
+        port = self._server.sockets[0].getsockname()[1]
+        return Registered(self._host, port, key, self._generation, self._run_ids[0])
+
+    def _begin_run(self, run_id: str) -> None:
+        """A learner came that continues no other: what nodes have of the runs before is not for it."""
+        self._ended_ids.update(self._run_ids)
+        self._ended_ids.discard(run_id)
+        self._run_ids = [run_id]
+        self._ranks.clear()
+        self._workers.clear()
+
+    def _go_on_with(self, run_id: str) -> None:
+        """The run was known by this id to a registry that was lost."""
+        if run_id not in self._run_ids and run_id not in self._ended_ids:
+            self._run_ids.append(run_id)
+            self._notify()
 
     async def learner(self, rank: int | None, timeout: float) -> LearnerEntry | str:
         """A learner that is present, without its secret; ``rank=None``: any. Or why there is none in time."""
@@ -162,26 +198,37 @@ class Registry:
         found = await self._when(lambda: self._find(rank), timeout)
         return self._why_none(rank) if found is None else found.entry
 
-    async def forward_to(self, link: str, rank: int, timeout: float) -> LearnerEntry | Status:
+    async def forward_to(self, link: LinkId, rank: int, timeout: float) -> LearnerEntry | Status:
         """A learner with its secret, for a node's segment. Or its status: after the timeout, or when it is over."""
-        self._links.add(link)
-        found = await self._when(lambda: self._find(rank) or self._end_of([rank]), timeout)
-        return found.entry if isinstance(found, _Rank) else found or self._status(rank)
+        found = await self._for_link(link, lambda: self._find(rank), [rank], timeout)
+        return found.entry if isinstance(found, _Rank) else found or self._link_status(link, rank)
+
+    async def _for_link(self, link: LinkId, look: Any, ranks: list[int], timeout: float) -> Any:
+        """What ``look`` returns, or that these ranks are over; ``None`` after the timeout."""
+        if link.was_connected:
+            self._go_on_with(link.run_id)
+        self._links.add(link.segment)
+        return await self._when(lambda: (self._is_of_run(link) and look()) or self._end_of(link, ranks), timeout)
+
+    def _is_of_run(self, link: LinkId) -> bool:
+        return link.run_id in self._run_ids
+
+    def _link_status(self, link: LinkId, rank: int) -> Status:
+        return self._status(rank) if self._is_of_run(link) else Status(None, None)
 
     async def weights(self, timeout: float) -> LearnerEntry | str:
         """The first rank that has weights, without its secret."""
         found = await self._when(self._find_weights, timeout)
         return "none of its learners has published weights" if found is None else found.entry.without_secret()
 
-    async def weights_from(self, link: str, node: str, timeout: float) -> LearnerEntry | Status:
+    async def weights_from(self, link: LinkId, node: str, timeout: float) -> LearnerEntry | Status:
         """The first rank that has weights, with the address and secret of the place from which the node fetches them.
 
         That is the learner itself, or another node. The node is expected to `offer` its copy. A `Status` is as of
         `forward_to`, for all ranks.
         """
-        self._links.add(link)
-        found = await self._when(lambda: self._weights_source(node) or self._end_of(list(self._ranks)), timeout)
-        return found or self._status(min(self._ranks, default=0))
+        found = await self._for_link(link, lambda: self._weights_source(node), list(self._ranks), timeout)
+        return found or self._link_status(link, min(self._ranks, default=0))
 
     async def offer(self, node: str, host: str, port: int, token: str) -> Registered | str:
         """Expects the lease of a node that gives its copy of the weights to others."""
@@ -189,7 +236,7 @@ class Registry:
             return "this registry has no learner yet"
         mirror = _Mirror(host, port, token, secrets.token_bytes(KEY_BYTES))
         self._mirrors[node] = mirror
-        return Registered(self._host, self._server.sockets[0].getsockname()[1], mirror.key, self._generation)
+        return self._registered(mirror.key)
 
     async def watch(self, rank: int, seen: Status, timeout: float, node: str | None = None) -> Status:
         """The status of a rank, as soon as it is another than ``seen``; with that of a node's source of weights."""
@@ -201,14 +248,18 @@ class Registry:
         source = tree.parent(node) if tree is not None and node is not None and node in tree else None
         return Status(None, None) if known is None else known.status._replace(weights_node=source)
 
-    def _end_of(self, ranks: list[int]) -> Status | None:
-        """That the run is over, if none of these ranks will come back."""
+    def _end_of(self, link: LinkId, ranks: list[int]) -> Status | None:
+        """That the run is over, if it was another one, or none of these ranks will come back."""
+        if link.run_id in self._ended_ids:
+            return Status("over", None)
+        if not self._is_of_run(link):
+            return None
         known = [self._ranks[rank] for rank in ranks if rank in self._ranks]
         return Status("over", known[0].entry.identity) if known and all(one.is_over for one in known) else None
 
-    async def leave(self, link: str, timeout: float) -> None:
+    async def leave(self, segment: str, timeout: float) -> None:
         """Called for a node's segment that is gone. After the run this registry waits for those that are left."""
-        self._links.discard(link)
+        self._links.discard(segment)
         self._notify()
 
     async def _hold(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
