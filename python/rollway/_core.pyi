@@ -417,6 +417,21 @@ class Forwarder:
         on_full: str,
         on_restart: str,
     ) -> Self: ...
+    @staticmethod
+    def of_records(
+        name: str,
+        plan: RecordPlan,
+        host: str,
+        port: int,
+        options: TcpOptions,
+        *,
+        lanes: int,
+        lane_bytes: int,
+        max_records: int,
+        max_peers: int,
+        on_full: str,
+        on_restart: str,
+    ) -> Forwarder: ...
     def wait(self, timeout: float | None = None) -> None: ...
     def close(self, timeout: float | None) -> None: ...
     def discard(self) -> None: ...
@@ -436,6 +451,8 @@ class Forwarder:
     def over(self) -> bool: ...
     @property
     def error(self) -> str | None: ...
+    @property
+    def committed(self) -> int: ...
 
 @type_check_only
 class _TcpSender(TcpConnection, Generic[_P]):
