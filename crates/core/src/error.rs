@@ -240,10 +240,10 @@ pub enum Error {
     Tls { what: String },
 
     #[error(
-        "the forwarder of '{name}' to {address} has ended: {why}. {samples} samples stay in the segment. Start a forwarder with the \
+        "the forwarder of '{name}' to {address} has ended: {why}. {count} {content} stay in the segment. Start a forwarder with the \
          same name to go on with them"
     )]
-    NotForwarded { address: String, why: String, name: String, samples: usize },
+    NotForwarded { address: String, why: String, name: String, content: &'static str, count: usize },
 
     #[error("the connection to {address} is closed: {why}. {}. {advice}", unsettled(content, *unacknowledged, *first))]
     ConnectionClosed {

@@ -93,7 +93,7 @@ mod _core {
     use super::segment::block::{Block, map_for};
     #[pymodule_export]
     use super::segment::catalog::{
-        collect, collect_all, discard_ring, list_segments, memory_limits, shm_directory,
+        collect, collect_all, discard_forwarded, list_segments, memory_limits, shm_directory,
     };
     #[pymodule_export]
     use super::segment::histogram::HistSnapshot;

@@ -15,12 +15,10 @@ from rollway.schema.pytree import explained
 from rollway.schema.record import RecordSchema
 from rollway.transport.base import RecordIntake, RecordTransport
 from rollway.transport.earlier_run import warn_of_earlier_run
-from rollway.transport.policies import REPLACE, OnFull
+from rollway.transport.policies import REPLACE, OnFull, default_max_records
 from rollway.transport.server_base import ServerBase, describe_refusals, describe_waits, split_transports
 from rollway.transport.shm import ShmTransport
 from rollway.waiting.peer_watch import PeerWatch, StallCheck, producers_died
-
-_RECORD_BYTES = 16_384  # the assumed average size of a record, when max_records is left out
 
 
 class RecordServer(ServerBase):
@@ -74,16 +72,15 @@ class RecordServer(ServerBase):
         self._producer: RecordProducer | None = None
         self._on_full = on_full
         self._peer_timeout_s = peer_timeout_s
-        self._max_records = max_records or max(lane_bytes // _RECORD_BYTES, 64)  # for each lane
+        self._max_records = max_records or default_max_records(lane_bytes)  # for each lane
+        self._lane_sizes = {"lanes": lanes, "lane_bytes": lane_bytes, "max_records": self._max_records}
         shm, transports = split_transports(transport)
         options = shm or ShmTransport("in-process")
         with explained(self.schema, REPLACE):
             self._consumer = RecordConsumer(
                 self._plan,
                 shm.name if shm else None,
-                lanes=lanes,
-                lane_bytes=lane_bytes,
-                max_records=self._max_records,
+                **self._lane_sizes,
                 auto_named=options.auto_named,
                 if_exists=options.if_exists or "resume",
                 max_peers=options.max_peers,
@@ -95,6 +92,11 @@ class RecordServer(ServerBase):
         super().__init__(self._consumer, transports, intake, options.keep)
         if shm is not None and shm.if_exists is None:
             warn_of_earlier_run(shm.name, "records", self._consumer.found())
+
+    @property
+    def lane_sizes(self) -> dict[str, int]:
+        """``lanes``, ``lane_bytes`` and ``max_records``, as given or chosen: for a `RecordForwarder` of this server."""
+        return dict(self._lane_sizes)
 
     def read(self, timeout: float | None = None) -> Record | None:
         """Waits for a record. ``None`` once the records are shut down and all read.

@@ -5,6 +5,8 @@ base.py           what a transport is: `Transport`, `Endpoint`, and what a serve
 shm.py            `ShmTransport`: shared memory under a name, for workers on this machine
 tcp.py            `TcpTransport`: a port, for workers on other machines
 forwarder.py      `Forwarder`: one connection for all workers of a node, through a ring of the node
+record_forwarder.py  `RecordForwarder`: the same for records, through lanes of the node
+forwarder_base.py what these two have in common
 policies.py       `OnFull`, `IfExists`, `Keep`, `OnRestart`: the choices that users make
 earlier_run.py    the warning of a learner that finds the data of an earlier run
 learner_end.py    how a learner lets go of its segment: closed, or left to the next learner
@@ -17,6 +19,7 @@ tcp_options.py    the settings that clients over TCP share, as one value
 
 from rollway.transport.base import Endpoint, Intake, RecordIntake, RecordTransport, Transport, WeightOutlet
 from rollway.transport.forwarder import Forwarder
+from rollway.transport.record_forwarder import RecordForwarder
 from rollway.transport.shm import ShmTransport
 from rollway.transport.tcp import TcpEndpoint, TcpTransport, Tls
 
@@ -24,6 +27,7 @@ __all__ = [
     "Endpoint",
     "Forwarder",
     "Intake",
+    "RecordForwarder",
     "RecordIntake",
     "RecordTransport",
     "ShmTransport",

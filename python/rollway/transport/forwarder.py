@@ -1,26 +1,22 @@
-"""Forwarder: sends on what the workers of a node write into its ring. The ring and the connection are native."""
+"""Forwarder: sends on what the workers of a node write into its ring."""
 
 from __future__ import annotations
 
-import logging
 import os
-import weakref
 from typing import Any
 
 from rollway import _core
-from rollway.errors import RollwayError
 from rollway.schema.pytree import Schema, explained
-from rollway.segment.closes_on_exit import FlushesOnExit
+from rollway.transport.forwarder_base import ForwarderBase
 from rollway.transport.policies import OnFull, OnRestart
 from rollway.transport.tcp_options import TcpOptions
 
-_log = logging.getLogger(__name__)
 _BATCH_BYTES = 256 * 1024  # of a batch of the node's ring, about
 _RING_BYTES = 16 * 1024 * 1024  # of all of them, about
 _MOST_ROWS = 1024  # a batch of small samples that is closed early is looked through, slot by slot
 
 
-class Forwarder(FlushesOnExit):
+class Forwarder(ForwarderBase):
     """Moves the samples of all workers of a node to a learner on another host, over one connection.
 
     Make one per node. It makes a ring of the node, under ``name``; the workers of the node write into it with
@@ -65,6 +61,8 @@ class Forwarder(FlushesOnExit):
     [[1.0, 1.0], [2.0, 2.0]]
     """
 
+    _content = "samples"
+
     def __init__(
         self,
         name: str,
@@ -92,7 +90,7 @@ class Forwarder(FlushesOnExit):
         if num_buffers is None:
             num_buffers = min(max(4, _RING_BYTES // max(1, rows * sample_bytes)), 64)
         with explained(schema):
-            self._core = _core.Forwarder(
+            core = _core.Forwarder(
                 name,
                 schema.plan(),
                 host,
@@ -104,86 +102,4 @@ class Forwarder(FlushesOnExit):
                 on_full=on_full,
                 on_restart=on_restart,
             )
-        # Also at interpreter exit: what is in the ring stays there, and an empty ring without workers goes.
-        self._end = weakref.finalize(self, self._core.abandon)
-
-    @property
-    def name(self) -> str:
-        """What the workers of this node attach to."""
-        return self._core.name
-
-    @property
-    def address(self) -> str:
-        """``host:port`` of the learner."""
-        return self._core.address
-
-    @property
-    def connected(self) -> bool:
-        """Whether there is a connection now."""
-        return self._core.connected
-
-    @property
-    def last_error(self) -> str | None:
-        """Why there is no connection; ``None`` while there is one."""
-        return self._core.last_error
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed."""
-        return self._core.closed
-
-    @property
-    def over(self) -> bool:
-        """Whether it has ended: it was closed, or `error` says why."""
-        return self._core.over
-
-    @property
-    def error(self) -> str | None:
-        """Why it has ended, if it was not closed; ``None`` while it works. The ring is left to the next forwarder."""
-        return self._core.error
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Returns when the learner has everything that the workers have committed so far.
-
-        Raises `WaitTimeout` after ``timeout`` seconds, and `ConnectionClosedError` when the forwarder has ended.
-        """
-        self._core.wait(timeout)
-
-    def close(self, timeout: float | None = 10.0) -> None:
-        """Sends what the workers have committed, waits at most ``timeout`` seconds until the learner has it, and ends.
-
-        The ring goes, and workers that still send get a `ConnectionClosedError`. If the learner does not take
-        everything in time, the ring stays as it is, for the workers and for the next forwarder of that name, and
-        `ConnectionClosedError` says how much is in it. Safe to call twice. Ctrl-C ends the wait and leaves the ring.
-        """
-        try:
-            self._core.close(timeout)
-        except (RollwayError, ValueError, TypeError):  # the latter two: there is no such timeout
-            raise
-        except BaseException as interruption:
-            self._core.abandon()
-            left = self._core.stats()
-            _log.error(
-                "%s ended the close of the forwarder of %r: %s samples stay in its segment",
-                type(interruption).__name__,
-                self.name,
-                left["ready_samples"] + left["held_samples"],
-            )
-            raise
-
-    def abandon(self) -> None:
-        """Ends at once, as a death of this process would: the ring stays, for the workers and the next forwarder."""
-        self._end()
-
-    def discard(self) -> None:
-        """Ends at once, and removes the ring with what the learner does not have. Workers get an error."""
-        self._core.discard()
-
-    def stats(self) -> dict[str, int]:
-        """Plain numbers: what is in the ring, what was sent, and over how many connections."""
-        return self._core.stats()
-
-    def __repr__(self) -> str:
-        state = "connected" if self.connected else "connecting"
-        state = "closed" if self.closed else "ended" if self.over else state
-        return f"<rollway.{type(self).__name__} {self.name!r} to {self.address}: {state}>"
+        self._start(core)

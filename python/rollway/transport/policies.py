@@ -19,3 +19,10 @@ Keep = Literal["on_error", "always", "never"]
 
 OnRestart = Literal["raise", "drop", "resend"]
 """What a remote client does with what a restarted learner never acknowledged: raise, give it up, or send it again."""
+
+_RECORD_BYTES = 16_384  # the assumed average size of a record, when max_records is left out
+
+
+def default_max_records(lane_bytes: int) -> int:
+    """How many records a lane can hold, when that is left out."""
+    return max(lane_bytes // _RECORD_BYTES, 64)

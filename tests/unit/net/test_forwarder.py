@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import rollway
-from rollway._core import discard_ring
+from rollway._core import discard_forwarded
 from rollway.errors import SegmentInUse, SegmentNotFound
 from rollway.inspect import Inspection, why
 from rollway.metrics import segments_openmetrics
@@ -156,14 +156,14 @@ def test_a_ring_that_no_forwarder_comes_back_for_can_be_removed(server, name):
     forwarder = Forwarder(name, EXAMPLE, "localhost", server.port, rows=4)
     with rollway.ShmClient(name, EXAMPLE) as worker:
         with pytest.raises(SegmentInUse):
-            discard_ring(name)
+            discard_forwarded(name)
         forwarder.abandon()
         worker.send(sample(0))
-        discard_ring(name)
+        discard_forwarded(name)
         with pytest.raises(rollway.ConnectionClosedError):
             worker.send(sample(1))
     with pytest.raises(SegmentNotFound):
-        discard_ring(name)
+        discard_forwarded(name)
 
 
 def test_a_forwarder_that_is_abandoned_leaves_the_ring_to_the_next(server, name):

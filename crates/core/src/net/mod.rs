@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`wire`] | what both ends need: the bytes on the wire, tokens, TLS, limits, counters |
 //! | [`server`] | [`TcpServer`]: one task per connection, from the socket into the slots; weights to the socket |
-//! | [`client`] | [`Client`]: sends, keeps until acknowledged, reconnects, sends again; [`Forwarder`]: the same for a node's ring |
+//! | [`client`] | [`Client`]: sends, keeps until acknowledged, reconnects, sends again; [`Forwarder`]: the same for a node's ring or records |
 //! | [`mirror`] | [`WeightMirror`]: a worker's copy of weights, kept up to date |
 //!
 //! Acknowledged means committed. A client keeps every sample until the server has acknowledged it, and after a reconnect the
@@ -15,7 +15,9 @@ pub mod mirror;
 pub mod server;
 pub mod wire;
 
-pub use client::{Client, Forwarder, TcpClient, TcpClientSpec, TcpRecordClient, WeightMirrorSpec};
+pub use client::{
+    Client, Forwarder, NodeBuffer, TcpClient, TcpClientSpec, TcpRecordClient, WeightMirrorSpec,
+};
 pub use mirror::WeightMirror;
 pub use server::{
     Feed, Ingress, RecordIngress, Refused, SampleIngress, TcpServer, TcpServerSpec, WeightOutlet,

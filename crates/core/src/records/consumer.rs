@@ -54,11 +54,15 @@ impl Consumer {
 
     fn sit_down(records: Records, resumed: bool, peer_timeout: Option<Duration>) -> Result<Consumer> {
         let seat = LearnerSeat::take(records.segment().clone(), resumed)?;
-        if resumed {
+        Ok(Self::sit_on(records, seat, peer_timeout))
+    }
+
+    pub(super) fn sit_on(records: Records, seat: LearnerSeat, peer_timeout: Option<Duration>) -> Consumer {
+        if seat.resumed() {
             // What the last learner held is offered again, also what this seat's last holder did.
             recovery::recover(&records.protocol(), |owner| !seat.is_alive(owner));
         }
-        Ok(Consumer {
+        Consumer {
             records: Arc::new(records),
             seat,
             peer_timeout,
@@ -66,7 +70,7 @@ impl Consumer {
             eagerness: AtomicUsize::new(if has_several_cores() { *LOOKS.start() } else { 0 }),
             recovered: Mutex::default(),
             ticker: LivenessTicker::default(),
-        })
+        }
     }
 
     pub fn records(&self) -> &Arc<Records> {
@@ -83,8 +87,12 @@ impl Consumer {
         self.seat.found(|| self.records.census().committed())
     }
 
+    pub(super) fn seat(&self) -> &LearnerSeat {
+        &self.seat
+    }
+
     #[inline]
-    fn owner(&self) -> Result<Owner> {
+    pub(super) fn owner(&self) -> Result<Owner> {
         self.seat.owner_or_rejoin(|seat| self.records.sweep(seat))
     }
 
@@ -133,8 +141,14 @@ impl Consumer {
         Ok(taken)
     }
 
+    /// A record that this handle has taken.
+    pub(super) fn hold(self: &Arc<Self>, taken: Taken) -> Record<Arc<Consumer>> {
+        self.seat.holds(1);
+        Record { consumer: self.clone(), taken: Some(taken) }
+    }
+
     /// What there is, at most `most`, one of each lane in turn.
-    fn try_take_many(&self, owner: Owner, most: usize) -> Result<Vec<Taken>> {
+    pub(super) fn try_take_many(&self, owner: Owner, most: usize) -> Result<Vec<Taken>> {
         let (mut turns, mut several_lanes) = (Vec::new(), false);
         if most == 0 {
             return Ok(Vec::new());
@@ -177,7 +191,7 @@ impl Consumer {
             if !self.ticker.is_due() {
                 return Ok(None);
             }
-            super::poll_liveness(&self.recovered, &self.records, &self.seat);
+            self.poll_liveness();
             return self.try_take(owner);
         }
         if let Some(taken) = self.look_again(owner)? {
@@ -223,7 +237,7 @@ impl Consumer {
             }
         };
         let check = || {
-            super::poll_liveness(&self.recovered, &self.records, &self.seat);
+            self.poll_liveness();
             self.check_producers(&mut peer_watch)
         };
         wait_for(readable, || readable.announce(), deadline, take, check)?.ok_or(Error::Timeout)
@@ -240,7 +254,7 @@ impl Consumer {
             Ok((ready || self.records.is_closed() || self.check_open().is_err()).then_some(()))
         };
         let check = || {
-            super::poll_liveness(&self.recovered, &self.records, &self.seat);
+            self.poll_liveness();
             Ok(())
         };
         let _waiting = self.seat.waits(Activity::WaitData);
@@ -261,9 +275,19 @@ impl Consumer {
     /// Ends as if this process had been killed: what was committed stays for the next learner, also what this one holds.
     /// Without records or workers, the name goes; without a name that can be found again, this is [`close`](Self::close).
     pub fn abandon(this: Arc<Consumer>) -> Result<()> {
+        Self::abandon_with(this, || ())
+    }
+
+    /// As [`abandon`](Self::abandon). `let_go` drops what else keeps this handle: its records are given back.
+    pub fn abandon_with(this: Arc<Consumer>, let_go: impl FnOnce()) -> Result<()> {
         let left = this.seat.abandon(|| this.records.shut_down(), || this.end_calls())?;
+        let_go();
         drop(this);
         left.map_or(Ok(()), |name| catalog::collect_unless(&name, Records::holds_data).map(drop))
+    }
+
+    pub(super) fn poll_liveness(&self) {
+        super::poll_liveness(&self.recovered, &self.records, &self.seat);
     }
 
     fn end_calls(&self) {
@@ -346,6 +370,12 @@ impl<C: Deref<Target = Consumer>> Record<C> {
 
     pub fn consumer(&self) -> &Consumer {
         &self.consumer
+    }
+
+    /// Notes the number under which a forwarder sends it.
+    pub(super) fn note_sent(&self, sent_as: u64) {
+        let taken = self.taken();
+        self.consumer.records.protocol().lane(taken.lane).note_sent(taken, sent_as);
     }
 
     /// Notes how long the record waited to be taken.

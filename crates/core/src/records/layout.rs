@@ -2,11 +2,11 @@
 //!
 //! ```text
 //! body ┌──────────────────────────────────────────────────────────────────────────┐
-//!      │ Control      closed, lanes_used │ readable event │ counters │ histograms │
+//!      │ Control      closed, lanes_used │ readable event │ counters, forwarding… │
 //!      ├──────────────────────────────────────────────────────────────────────────┤
 //!      │ Lane × lanes (256 B)   the producer's line │ the readers' │ room event   │
 //!      ├──────────────────────────────────────────────────────────────────────────┤
-//!      │ Descriptor × lanes × descriptors (64 B)   word, place, stamp             │
+//!      │ Descriptor × lanes × descriptors (64 B)   word, place, stamp, sent       │
 //! page ├──────────────────────────────────────────────────────────────────────────┤
 //!      │ lane 0: lane_bytes of records, each at a multiple of 64                  │
 //! page │ lane 1: …                                                                │
@@ -30,6 +30,7 @@
 use crate::error::{Error, Result};
 use crate::policies::OnFull;
 use crate::segment::Owner;
+use crate::segment::forwarding::Forwarding;
 use crate::segment::header::{GEOMETRY_WORDS, PAGE, geometry_words};
 use crate::segment::histogram::Histogram;
 use crate::segment::lease::OWNER_BITS;
@@ -271,6 +272,8 @@ pub struct Control {
     /// Notified when a record is Ready.
     pub readable: EventCount,
     pub counters: Counters,
+    /// Of the forwarder that empties the lanes; see [`forwarding`](super::forwarding).
+    pub forwarding: Forwarding,
     pub dwell: Histogram,
     pub wait: Histogram,
 }
@@ -292,6 +295,8 @@ pub struct Descriptor {
     pub producer_id: AtomicU32,
     pub version: AtomicU32,
     pub kind: AtomicU32,
+    /// 0, or one more than the number that a forwarder gave the record. Also written while the record is Taken.
+    pub sent: AtomicU64,
 }
 
 #[cfg(not(loom))]

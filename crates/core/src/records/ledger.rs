@@ -291,7 +291,10 @@ impl Ledger {
 
     /// Whether there could be room if nothing were left that can be dropped: what is being read or written stays.
     pub fn can_make_room(&self, lane: &LaneWords<'_>, bytes: usize) -> bool {
-        let state = |index: usize| Word::unpack(lane.table[index].word.load(Ordering::Relaxed)).state;
+        let state = |index: usize| match Word::unpack(lane.table[index].word.load(Ordering::Relaxed)).state {
+            State::Ready if lane.table[index].sent_as().is_some() => State::Taken, // It is not dropped (I5).
+            state => state,
+        };
         // Most often the oldest is where the cursor is, and as large.
         let oldest = lane.index_of(lane.line.read.cursor.load(Ordering::Relaxed));
         if state(oldest) == State::Ready && self.extents[oldest].len >= bytes {

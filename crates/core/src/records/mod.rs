@@ -7,6 +7,7 @@
 //! | [`recovery`] | what the dead leave behind |
 //! | [`allocator`], [`ledger`] | room in a lane, and what its producer knows about it |
 //! | [`producer`], [`consumer`] | the two handles, and the guards that commit, abort and release; `producer::run`: several records in one go |
+//! | [`forwarding`] | a consumer that sends its records on: what it leaves in the segment |
 //! | [`format`](mod@format) | what lies in the bytes of one record: leaves, ragged and fixed |
 //! | [`assemble`] | many records into one padded or packed batch |
 //! | [`groups`] | records that belong together, and what becomes of those that stay incomplete |
@@ -19,6 +20,7 @@ pub mod allocator;
 pub mod assemble;
 pub mod consumer;
 pub mod format;
+pub mod forwarding;
 pub mod groups;
 pub mod layout;
 pub mod ledger;
@@ -94,7 +96,7 @@ impl Records {
     }
 
     /// Opens named records. `schema`: refuse any other; `None`: take any.
-    fn open(name: &str, schema: Option<&[u8]>) -> Result<Records> {
+    pub(crate) fn open(name: &str, schema: Option<&[u8]>) -> Result<Records> {
         let segment = Segment::open(name, Some(KIND))?;
         segment.check_schema(schema)?;
         Records::over(segment)
@@ -195,6 +197,11 @@ impl Records {
         protocol.control.closed.set();
         protocol.control.readable.notify();
         protocol.lanes.iter().for_each(|lane| lane.room.notify());
+    }
+
+    /// Undoes [`shut_down`](Self::shut_down), for a consumer that leaves what is there to the next one.
+    pub fn reopen(&self) {
+        self.protocol().control.closed.clear();
     }
 
     /// The error that attaching to records of that name and schema would meet.

@@ -13,11 +13,13 @@
 //! I2  A record's bytes, place and stamp are written only by the owner named in its Reserved word. Ready is stored after
 //!     all of them (release); a consumer loads it before it reads any (acquire).
 //! I3  Record *n* lives in descriptor *n* mod *D*. The owner offers the numbers one by one. It skips a number whose descriptor
-//!     is Taken: a consumer holds an older record there. It stops at one that is Reserved or Ready. So no number that is not
-//!     settled is more than *D* below `head`, and what is held for long stops no producer.
+//!     is Taken: a consumer holds an older record there. It skips one that was given back and that a forwarder may have sent.
+//!     It stops at one that is Reserved or Ready otherwise. So no number that is not settled, and was never given back, is more
+//!     than *D* below `head`, and what is held for long stops no producer.
 //! I4  Reserved(*n*) is stored before `head` moves past *n* (release). So for any *n* below `head` (acquire), a descriptor
 //!     with another number than *n* means that *n* was skipped, or is over.
-//! I5  Ready has two ends, each by one CAS: Taken by one consumer, or dropped by the lane's owner.
+//! I5  Ready has two ends, each by one CAS: Taken by one consumer, or dropped by the lane's owner. What a forwarder may have sent
+//!     is not dropped.
 //! I6  A descriptor is Free only after its reader is done (release), and the owner sees it Free before it uses the bytes
 //!     again (acquire): no producer writes under a reader. What the owner has allocated is, at any time, at least what the
 //!     words that are not Free describe.
@@ -88,6 +90,21 @@ pub struct Stamp {
     pub producer_id: u32,
     /// Of its producer's records.
     pub sequence: u64,
+}
+
+/// What Ready records are looked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    Take,
+    Drop,
+}
+
+impl Purpose {
+    /// A record that a forwarder may have sent is not dropped (I5).
+    #[inline]
+    fn wants(self, descriptor: &Descriptor) -> bool {
+        self == Purpose::Take || descriptor.sent_as().is_none()
+    }
 }
 
 /// What the table of a lane has for its owner.
@@ -267,6 +284,12 @@ impl<'a> Protocol<'a> {
 }
 
 impl Descriptor {
+    /// The number that a forwarder gave the record. The caller has seen a word of the record that is not Reserved.
+    #[inline]
+    pub fn sent_as(&self) -> Option<u64> {
+        self.sent.load(Ordering::Relaxed).checked_sub(1)
+    }
+
     /// Frees a reservation of the dead. Several processes may try; true for the one that did, which counts it.
     pub(super) fn free_reserved(&self, reserved: u64) -> bool {
         let free = Word::free(Word::unpack(reserved).number).pack();
@@ -338,6 +361,7 @@ impl<'a> LaneWords<'a> {
             match was.state {
                 State::Free => return NextNumber::Number(number),
                 State::Taken => {}
+                State::Ready if was.was_given_back() && self.at(number).sent_as().is_some() => {} // I5
                 State::Ready if was.is_lost_before(number.wrapping_sub(self.depth())) => {
                     return NextNumber::Lost;
                 }
@@ -383,6 +407,7 @@ impl<'a> LaneWords<'a> {
         descriptor.producer_id.store(entry.stamp.producer_id, Ordering::Relaxed);
         descriptor.version.store(entry.stamp.version, Ordering::Relaxed);
         descriptor.kind.store(entry.stamp.kind, Ordering::Relaxed);
+        descriptor.sent.store(0, Ordering::Relaxed);
         crash_point(Point::RecordWritten);
         // SYNC records.ready: Release here, Acquire in `find_ready`, `ready_word`, `has_ready`, `oldest_returned` and
         // `Ledger::rebuild`. Publishes the bytes, the place and the stamp (I2).
@@ -407,7 +432,7 @@ impl<'a> LaneWords<'a> {
 
     /// Drops the lane's oldest record that no consumer has taken; gives back its number.
     pub fn drop_oldest(&self) -> Result<Option<u64>> {
-        let dropped = self.find_ready(|descriptor, word, number| {
+        let dropped = self.find_ready(Purpose::Drop, |descriptor, word, number| {
             let free = Word::free(number).pack();
             // SYNC records.free: Release here, Acquire in `next_number` and `Ledger::sweep`. No consumer has read it (I5).
             let won =
@@ -433,21 +458,14 @@ impl<'a> LaneWords<'a> {
     #[inline]
     pub fn try_take_many(&self, me: Owner, most: usize, mut keep: impl FnMut(Taken)) -> Result<usize> {
         let (mut count, mut damaged) = (0, None);
-        self.find_ready(|descriptor, word, number| {
-            let mine = Word::new(number, State::Taken, me).pack();
-            // SYNC records.ready: AcqRel here, as in `make_ready_again`: what `publish` stored reaches the next consumer, too. The
-            // word was loaded with Acquire; this CAS makes the record ours alone (I5).
-            descriptor.word.compare_exchange(word, mine, Ordering::AcqRel, Ordering::Relaxed).ok()?;
-            crash_point(Point::RecordTaken);
-            match self.place(descriptor) {
-                Ok((start, bytes)) => {
-                    keep(Owned::new(TakenRecord { lane: self.index, number, owner: me, start, bytes }));
+        self.find_ready(Purpose::Take, |descriptor, word, number| {
+            match self.take(descriptor, word, number, me)? {
+                Ok(taken) => {
+                    keep(taken);
                     count += 1;
                     (count == most).then_some(())
                 }
                 Err(damage) => {
-                    // It stays, and every consumer that meets it gets the error.
-                    self.make_ready_again(descriptor, mine);
                     damaged = Some(damage);
                     Some(())
                 }
@@ -460,6 +478,60 @@ impl<'a> LaneWords<'a> {
             Some(damage) if count == 0 => Err(damage),
             _ => Ok(count),
         }
+    }
+
+    /// Takes a Ready record. `None`: another process was faster.
+    #[inline]
+    fn take(&self, descriptor: &Descriptor, word: u64, number: u64, me: Owner) -> Option<Result<Taken>> {
+        let mine = Word::new(number, State::Taken, me).pack();
+        // SYNC records.ready: AcqRel here, as in `make_ready_again`: what `publish` stored reaches the next consumer, too. The
+        // word was loaded with Acquire; this CAS makes the record ours alone (I5).
+        descriptor.word.compare_exchange(word, mine, Ordering::AcqRel, Ordering::Relaxed).ok()?;
+        crash_point(Point::RecordTaken);
+        let place = self.place(descriptor);
+        if place.is_err() {
+            self.make_ready_again(descriptor, mine); // It stays, and every consumer that meets it gets the error.
+        }
+        Some(place.map(|(start, bytes)| {
+            Owned::new(TakenRecord { lane: self.index, number, owner: me, start, bytes })
+        }))
+    }
+
+    /// Hands the records that were given back and that a forwarder may have sent to `keep`, with their numbers there. The only
+    /// consumer calls it (F1).
+    pub fn take_sent(&self, me: Owner, mut keep: impl FnMut(u64, Taken)) -> Result<()> {
+        let (_, head) = self.span()?;
+        for descriptor in self.table {
+            // SYNC records.ready: Acquire here, AcqRel in `make_ready_again`, behind the Release in `publish` (I2).
+            let word = descriptor.word.load(Ordering::Acquire);
+            let was = Word::unpack(word);
+            if let Some(sent_as) = descriptor.sent_as()
+                && was.was_given_back()
+                && let Some(taken) = self.take(descriptor, word, head.wrapping_sub(was.age(head)), me)
+            {
+                keep(sent_as, taken?);
+                self.line.read.taken.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes the number under which a forwarder sends a record that it has taken.
+    pub fn note_sent(&self, taken: &Taken, sent_as: u64) {
+        self.at(taken.number).sent.store(sent_as + 1, Ordering::Relaxed);
+    }
+
+    /// Whether there is no record below `end` for a consumer to take. `writing`: and none that is being written.
+    pub fn is_taken_until(&self, end: u64, writing: bool) -> Result<bool> {
+        let (first, head) = self.span()?;
+        if self.has_returned(head) {
+            return Ok(false);
+        }
+        Ok((first..end.min(head)).all(|number| {
+            // SYNC records.ready: Acquire here, Release in `publish` (I2).
+            let was = Word::unpack(self.at(number).word.load(Ordering::Acquire));
+            !was.is_of(number) || !(was.state == State::Ready || writing && was.state == State::Reserved)
+        }))
     }
 
     /// Where a record lies, checked against what exists of the lane.
@@ -499,11 +571,7 @@ impl<'a> LaneWords<'a> {
     /// Whether a consumer would find a record now. It moves nothing.
     pub fn has_ready(&self) -> Result<bool> {
         let (first, head) = self.span()?;
-        let read = &self.line.read;
-        // SYNC records.returned: Acquire here, Release in `count_returned`.
-        if read.returned.load(Ordering::Acquire) != read.looked.load(Ordering::Relaxed)
-            && self.oldest_returned(head).is_some()
-        {
+        if self.has_returned(head) {
             return Ok(true);
         }
         let mut number = first;
@@ -517,6 +585,14 @@ impl<'a> LaneWords<'a> {
             }
         }
         Ok(false)
+    }
+
+    /// Whether a record is Ready again.
+    fn has_returned(&self, head: u64) -> bool {
+        let read = &self.line.read;
+        // SYNC records.returned: Acquire here, Release in `count_returned`.
+        read.returned.load(Ordering::Acquire) != read.looked.load(Ordering::Relaxed)
+            && self.oldest_returned(head, Purpose::Take).is_some()
     }
 
     /// The first number behind a reservation that may not be settled (I8).
@@ -547,14 +623,16 @@ impl<'a> LaneWords<'a> {
         (was.state == State::Ready && was.is_of(number)).then_some(word)
     }
 
-    /// Calls `claim` on Ready records, oldest first, until it gives something; helps the cursor forward.
+    /// Calls `claim` on Ready records, oldest first, until it gives something; helps the cursor forward. To drop one, skips those that a
+    /// forwarder may have sent.
     #[inline]
     fn find_ready<T>(
         &self,
+        purpose: Purpose,
         mut claim: impl FnMut(&'a Descriptor, u64, u64) -> Option<T>,
     ) -> Result<Option<T>> {
         let (first, head) = self.span()?;
-        if let Some(found) = self.find_returned(head, &mut claim) {
+        if let Some(found) = self.find_returned(head, purpose, &mut claim) {
             return Ok(Some(found));
         }
         let (mut found, mut settled, mut number) = (None, first, first);
@@ -570,7 +648,7 @@ impl<'a> LaneWords<'a> {
                     number = self.after_reserved(number);
                     continue;
                 }
-                State::Ready if was.is_of(number) => {
+                State::Ready if was.is_of(number) && purpose.wants(descriptor) => {
                     // What we passed may have been committed since, and before this one: then it comes first.
                     let passed = reserved.iter().find_map(|&earlier| {
                         self.ready_word(earlier).and_then(|word| claim(self.at(earlier), word, earlier))
@@ -605,6 +683,7 @@ impl<'a> LaneWords<'a> {
     fn find_returned<T>(
         &self,
         head: u64,
+        purpose: Purpose,
         claim: &mut impl FnMut(&'a Descriptor, u64, u64) -> Option<T>,
     ) -> Option<T> {
         let read = &self.line.read;
@@ -613,7 +692,7 @@ impl<'a> LaneWords<'a> {
         if returned == read.looked.load(Ordering::Relaxed) {
             return None;
         }
-        self.look_for_returned(head, returned, claim)
+        self.look_for_returned(head, returned, purpose, claim)
     }
 
     #[cold]
@@ -621,25 +700,28 @@ impl<'a> LaneWords<'a> {
         &self,
         head: u64,
         returned: u64,
+        purpose: Purpose,
         claim: &mut impl FnMut(&'a Descriptor, u64, u64) -> Option<T>,
     ) -> Option<T> {
-        while let Some((descriptor, word, age)) = self.oldest_returned(head) {
+        while let Some((descriptor, word, age)) = self.oldest_returned(head, purpose) {
             let found = claim(descriptor, word, head.wrapping_sub(age));
             if found.is_some() {
                 return found;
             }
         }
-        self.line.read.looked.fetch_max(returned, Ordering::Relaxed);
+        if purpose == Purpose::Take {
+            self.line.read.looked.fetch_max(returned, Ordering::Relaxed);
+        }
         None
     }
 
     /// The oldest record that is Ready again, with its word and how far it is below `head`.
-    fn oldest_returned(&self, head: u64) -> Option<(&'a Descriptor, u64, u64)> {
+    fn oldest_returned(&self, head: u64, purpose: Purpose) -> Option<(&'a Descriptor, u64, u64)> {
         // SYNC records.ready: Acquire here, AcqRel in `make_ready_again`, behind the Release in `publish` (I2).
         let words = self.table.iter().map(|descriptor| (descriptor, descriptor.word.load(Ordering::Acquire)));
         let returned = words.filter_map(|(descriptor, word)| {
             let was = Word::unpack(word);
-            was.was_given_back().then(|| (descriptor, word, was.age(head)))
+            (was.was_given_back() && purpose.wants(descriptor)).then(|| (descriptor, word, was.age(head)))
         });
         returned.max_by_key(|&(_, _, age)| age)
     }

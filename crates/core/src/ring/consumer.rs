@@ -1,11 +1,10 @@
 //! A consumer: takes whole batches, reads them in place, gives them back.
 
-use super::layout::{BatchNo, KIND, Slot, SlotWord, Stamp};
+use super::layout::{BatchNo, Slot, SlotWord, Stamp};
 use super::protocol::Taken;
 use super::{IfExists, Ring, RingSpec, stamp_of};
 use crate::error::{Error, Result};
-use crate::schema;
-use crate::segment::{Activity, LearnerSeat, Owner, PeerWatch, Role, Segment, catalog};
+use crate::segment::{Activity, LearnerSeat, Owner, PeerWatch, Role, catalog};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::sync::{AtomicU64, Ordering, Woken};
 use crate::sys::wait::{Deadline, LivenessPoll, LivenessTicker, OrderGrace, spin_gently};
@@ -280,17 +279,6 @@ impl Consumer {
         let_go();
         drop(this);
         left.map_or(Ok(()), |name| catalog::collect_unless(&name, Ring::holds_data).map(drop))
-    }
-
-    /// Removes a ring that no consumer reads any more, with what is in it: workers that are attached get an error. A consumer that
-    /// lives is an error here.
-    pub fn discard(name: &str) -> Result<()> {
-        let segment = Segment::open(name, Some(KIND))?;
-        let leaves = schema::leaves(&segment.schema()).map_err(|invalid| segment.bad_schema(invalid))?;
-        let leaf_bytes: Vec<usize> = leaves.iter().map(|leaf| leaf.bytes).collect();
-        let ring = Ring::over(segment, &leaf_bytes)?;
-        let seat = LearnerSeat::take_alone(ring.segment().clone(), true)?;
-        seat.close(|| ring.shut_down(), || ())
     }
 
     fn end_calls(&self) {

@@ -21,9 +21,10 @@
 //!     takes the attempt with the highest number for the latest.
 
 use super::consumer::{Batch, Consumer};
-use super::layout::{BatchNo, BufferKind, BufferWord, Forwarding, NUMBERED};
+use super::layout::{BatchNo, BufferKind, BufferWord, NUMBERED};
 use super::{IfExists, Ring, RingSpec};
 use crate::error::Result;
+use crate::segment::forwarding::Forwarding;
 use crate::segment::{Activity, LearnerSeat};
 use crate::sys::sync::{Ordering, Point, Woken, crash_point};
 use crate::sys::wait::LivenessPoll;
@@ -53,25 +54,7 @@ impl Consumer {
     }
 
     fn forwarding(&self) -> &Forwarding {
-        &self.ring().protocol().control.forwarding
-    }
-
-    /// The session; `fresh` if there is none yet. True when an earlier forwarder has used it.
-    pub fn session(&self, fresh: [u8; 16]) -> ([u8; 16], bool) {
-        let Forwarding { session, attempts, .. } = self.forwarding();
-        let is_used = attempts.load(Ordering::Relaxed) > 0;
-        if !is_used {
-            let (halves, _) = fresh.as_chunks::<8>();
-            session
-                .iter()
-                .zip(halves)
-                .for_each(|(word, half)| word.store(u64::from_ne_bytes(*half), Ordering::Relaxed));
-        }
-        let [first, second] = [0, 1].map(|half| session[half].load(Ordering::Relaxed).to_ne_bytes());
-        let mut bytes = [0; 16];
-        bytes[..8].copy_from_slice(&first);
-        bytes[8..].copy_from_slice(&second);
-        (bytes, is_used)
+        self.ring().forwarding()
     }
 
     /// Gives the samples of a batch their numbers (F2, F3).
@@ -109,18 +92,7 @@ impl Consumer {
             }
         }
         taken_all?;
-        numbered.sort_by_key(|(first, _)| *first);
-        let end_of = |(first, batch): &Numbered| first.saturating_add(batch.len() as u64);
-        let next = numbered.last().map_or(0, end_of).max(this.forwarding().next.load(Ordering::Relaxed));
-        let mut start = next;
-        let unsettled = numbered.iter().rev().take_while(|numbered| {
-            let follows = end_of(numbered) == start;
-            start = numbered.0;
-            follows
-        });
-        let settled = numbered.len() - unsettled.count();
-        numbered.drain(..settled);
-        Ok((numbered, next))
+        Ok(this.forwarding().unsettled(numbered, Batch::len))
     }
 
     /// Takes the oldest complete batch, if it is its turn. `early`: closes an unfinished one that has a sample, if there is none.
@@ -178,14 +150,14 @@ impl Consumer {
 }
 
 impl Ring {
+    /// The session of its forwarder.
+    pub fn forwarding(&self) -> &Forwarding {
+        &self.protocol().control.forwarding
+    }
+
     /// Ends the [`sleep`](Consumer::sleep) of consumers.
     pub fn wake_consumers(&self) {
         self.protocol().control.readable.notify_if_waiting();
-    }
-
-    /// Counts an attempt to connect (F5).
-    pub fn next_attempt(&self) -> u32 {
-        self.protocol().control.forwarding.attempts.fetch_add(1, Ordering::Relaxed).saturating_add(1)
     }
 
     /// The number of the batch that is being filled.

@@ -27,6 +27,7 @@
 
 use crate::error::{Error, Result};
 use crate::policies::OnFull;
+use crate::segment::forwarding::Forwarding;
 use crate::segment::header::{GEOMETRY_WORDS, PAGE, geometry_words};
 use crate::segment::histogram::Histogram;
 use crate::segment::lease::OWNER_BITS;
@@ -220,18 +221,6 @@ pub struct Counters {
     pub samples_released: AtomicU64,
 }
 
-/// The session of the forwarder that empties this ring; see [`forwarding`](super::forwarding).
-#[repr(C, align(64))]
-#[derive(Debug, Default)]
-pub struct Forwarding {
-    /// 16 random bytes.
-    pub session: [AtomicU64; 2],
-    /// The number of the next sample.
-    pub next: AtomicU64,
-    /// Connections that were tried; 0 before there is a session.
-    pub attempts: AtomicU32,
-}
-
 /// The head of the body.
 #[repr(C)]
 #[derive(Debug, Default)]
@@ -242,6 +231,7 @@ pub struct Control {
     /// Notified when a buffer or a slot is free.
     pub writable: EventCount,
     pub counters: Counters,
+    /// Of the forwarder that empties this ring; see [`forwarding`](super::forwarding).
     pub forwarding: Forwarding,
     /// 1 once the ring is shut down.
     pub closed: ClosedFlag,

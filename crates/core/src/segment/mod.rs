@@ -25,6 +25,7 @@
 //! | [`account`] | where the time of each participant goes |
 //! | `peers` | [`PeerWatch`]: notices that every peer is dead |
 //! | [`catalog`] | the segments of this user: listed, and collected when they are stale |
+//! | [`forwarding`] | the session of a forwarder that empties the segment |
 //! | `owned` | [`Owned`]: what one participant owns until it gives it up |
 //! | `serial` | [`Serial`]: numbers that grow for ever |
 //! | `body` | what the structures in bodies need of their segment |
@@ -38,6 +39,7 @@ pub mod arrival;
 pub mod block;
 mod body;
 pub mod catalog;
+pub mod forwarding;
 pub mod header;
 pub mod histogram;
 mod if_exists;

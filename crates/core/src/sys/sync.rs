@@ -237,6 +237,8 @@ points! {
         NotifyCleared,
         /// A notifier moved the futex, and has not woken the sleepers.
         NotifyMoved,
+        /// A forwarder moved the next number past what it took, and has sent nothing of it.
+        NumbersMoved,
     }
     RING [SeatLeaving, NameRemoved, NotifyCleared, NotifyMoved] {
         /// A producer moved `open`, and has not marked the buffer.
@@ -262,13 +264,15 @@ points! {
         /// A consumer closed an unfinished batch for new claims.
         BatchSealed,
     }
-    FORWARDING [NotifyCleared, NotifyMoved] {
+    FORWARDING [NumbersMoved, NotifyCleared, NotifyMoved] {
         /// A forwarder noted the first number of a batch, and not the batch.
         FirstNumbered,
         /// A forwarder gave a batch numbers, and has not moved the next one.
         BatchNumbered,
-        /// A forwarder moved the next number past a batch, and has sent nothing of it.
-        NumbersMoved,
+    }
+    RECORD_FORWARDING [NumbersMoved, NotifyCleared, NotifyMoved] {
+        /// A forwarder gave a record a number, and not those that it took with it; it has not moved the next one.
+        RecordSentNumbered,
     }
     RECORDS [SeatLeaving, NameRemoved, NotifyCleared, NotifyMoved] {
         /// A producer took a lane, and has not looked into it.

@@ -137,8 +137,8 @@ fn close_that_finds_no_room_says_how_much_stays() {
     (0..20).for_each(|value| send(&worker, value));
     assert!(eventually(|| learner.server.stats().waited > 0));
     match forwarder.close(briefly()) {
-        Err(Error::NotForwarded { samples, name: segment, .. }) => {
-            assert!((17..=20).contains(&samples), "{samples}");
+        Err(Error::NotForwarded { count, name: segment, .. }) => {
+            assert!((17..=20).contains(&count), "{count}");
             assert_eq!(segment, *name);
         }
         other => panic!("{other:?}"),
@@ -160,7 +160,7 @@ fn a_learner_that_is_away_for_too_long_ends_the_forwarder_and_not_the_ring() {
     assert!(eventually(|| forwarder.is_over()));
     send(&worker, 0);
     assert!(matches!(forwarder.error(), Some(Error::NotForwarded { .. })), "{:?}", forwarder.error());
-    assert!(matches!(forwarder.wait(soon()), Err(Error::NotForwarded { samples: 1, .. })));
+    assert!(matches!(forwarder.wait(soon()), Err(Error::NotForwarded { count: 1, .. })));
     let learner = Learner::new(1, 2);
     let next = forward(&name, learner.spec());
     assert_eq!(take(&learner)[0].1, 0);

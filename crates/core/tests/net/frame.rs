@@ -5,8 +5,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use rollway_core::net::wire::frame::{
     self, Content, ENTRY_BYTES, Entry, GoodbyeReason, HEADER_BYTES, Header, Hello, Kind, LearnerStatus,
-    MAX_SEQUENCE, MAX_TEXT_BYTES, ORIGIN_BYTES, OriginRun, PREAMBLE_BYTES, Preamble, RecordLimits, Refusal,
-    Welcome,
+    MAX_SEQUENCE, MAX_TEXT_BYTES, ORIGIN_BYTES, OriginRun, PREAMBLE_BYTES, Preamble, RECORD_ORIGIN_BYTES,
+    RecordLimits, RecordOrigin, Refusal, Welcome,
 };
 
 fn kinds() -> impl Strategy<Value = Kind> {
@@ -18,6 +18,7 @@ fn kinds() -> impl Strategy<Value = Kind> {
         Just(Kind::Data),
         Just(Kind::Records),
         Just(Kind::Stamped),
+        Just(Kind::StampedRecords),
         Just(Kind::Ack),
         Just(Kind::Full),
         Just(Kind::Ping),
@@ -36,6 +37,7 @@ fn length_of(kind: Kind, dice: u64) -> u64 {
         Kind::Refuse => 4 + dice % 1000,
         Kind::Data | Kind::Records => dice,
         Kind::Stamped => dice.max(ORIGIN_BYTES as u64),
+        Kind::StampedRecords => dice.max((ENTRY_BYTES + RECORD_ORIGIN_BYTES) as u64),
         Kind::Goodbye => dice % (MAX_TEXT_BYTES as u64 + 1),
         Kind::Extension(_) => dice % (frame::MAX_EXTENSION_BYTES + 1),
         _ => 0,
@@ -120,6 +122,7 @@ proptest! {
         let fits = match header.kind {
             Kind::Data | Kind::Records => true,
             Kind::Stamped => length >= ORIGIN_BYTES as u64,
+            Kind::StampedRecords => length >= (ENTRY_BYTES + RECORD_ORIGIN_BYTES) as u64,
             Kind::Proof => length == 32,
             Kind::Welcome => length == 24,
             Kind::Hello => (40..=40 + (1 << 20)).contains(&length),
@@ -195,20 +198,40 @@ proptest! {
         let records: u64 = entries.iter().map(|entry| entry.bytes).sum();
         let length = index.len() as u64 + records;
         let header = Header { rows: entries.len() as u32, length, ..Header::new(Kind::Records) };
-        prop_assert_eq!(LIMITS.parts(&header), Ok((index.len(), records as usize)));
+        prop_assert_eq!(LIMITS.parts(&header), Ok((index.len(), 0, records as usize)));
         prop_assert_eq!(LIMITS.check(&index, records as usize), Ok(()));
         prop_assert_eq!(Entry::all(&index).collect::<Vec<_>>(), entries);
         // Any other length is found, by its header or by its index.
         for wrong in [other, length + 1, length.wrapping_sub(1), index.len() as u64 - 1] {
             let parts = LIMITS.parts(&Header { length: wrong, ..header });
-            prop_assert!(wrong == length || parts.and_then(|(_, records)| LIMITS.check(&index, records)).is_err());
+            prop_assert!(wrong == length || parts.and_then(|(_, _, records)| LIMITS.check(&index, records)).is_err());
+        }
+    }
+
+    #[test]
+    fn the_origins_of_forwarded_records_are_read_as_they_were_written(
+        origins in vec((any::<u32>(), 0..=MAX_SEQUENCE), 1..20),
+        bytes in vec(any::<u8>(), 16..=16),
+    ) {
+        let origins: Vec<RecordOrigin> =
+            origins.into_iter().map(|(producer_id, sequence)| RecordOrigin { producer_id, sequence }).collect();
+        let index: Vec<u8> = origins.iter().flat_map(RecordOrigin::encoded).collect();
+        prop_assert_eq!(RecordOrigin::parse(&index), Ok(origins.clone()));
+        let rows = origins.len();
+        let length = (rows * ENTRY_BYTES + index.len()) as u64;
+        let header = Header { rows: rows as u32, length, ..Header::new(Kind::StampedRecords) };
+        prop_assert_eq!(LIMITS.parts(&header), Ok((rows * ENTRY_BYTES, index.len(), 0)));
+        let cut = Header { length: length - 1, ..header };
+        prop_assert!(LIMITS.parts(&cut).is_err());
+        if let Ok(parsed) = RecordOrigin::parse(&bytes) {
+            prop_assert_eq!(parsed[0].encoded().to_vec(), bytes);
         }
     }
 
     #[test]
     fn a_frame_of_too_many_or_too_large_records_is_damage(rows: u32, length: u64, bytes: u64) {
         let header = Header { rows, length, ..Header::new(Kind::Records) };
-        if let Ok((index, records)) = LIMITS.parts(&header) {
+        if let Ok((index, 0, records)) = LIMITS.parts(&header) {
             prop_assert!((1..=LIMITS.rows as u32).contains(&rows) && index == rows as usize * ENTRY_BYTES);
             let most = if rows == 1 { LIMITS.record_bytes } else { LIMITS.frame_bytes };
             prop_assert!(records <= most && (index + records) as u64 == length);

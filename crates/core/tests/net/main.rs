@@ -15,6 +15,7 @@ mod forwarder;
 mod frame;
 mod mirror_chain;
 mod pressure;
+mod record_forwarder;
 mod records;
 mod restarts;
 mod samples;

@@ -20,27 +20,27 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-const KIB: usize = 1024;
+pub const KIB: usize = 1024;
 
 /// A segment of records with a server in front of it.
-struct Learner {
-    server: TcpServer,
-    consumer: Arc<Consumer>,
+pub struct Learner {
+    pub server: TcpServer,
+    pub consumer: Arc<Consumer>,
 }
 
 /// One that was received: who sent it, its number, its value, and how long it is.
-type Received = (u32, u64, u32, usize);
+pub type Received = (u32, u64, u32, usize);
 
 impl Learner {
-    fn new(lane_bytes: usize) -> Learner {
+    pub fn new(lane_bytes: usize) -> Learner {
         Learner::with(lane_bytes, OnFull::Block, TcpServerSpec::default())
     }
 
-    fn policy(lane_bytes: usize, on_full: OnFull) -> Learner {
+    pub fn policy(lane_bytes: usize, on_full: OnFull) -> Learner {
         Learner::with(lane_bytes, on_full, TcpServerSpec::default())
     }
 
-    fn with(lane_bytes: usize, on_full: OnFull, spec: TcpServerSpec) -> Learner {
+    pub fn with(lane_bytes: usize, on_full: OnFull, spec: TcpServerSpec) -> Learner {
         Learner::open(lane_bytes, on_full, spec, None)
     }
 
@@ -67,7 +67,7 @@ impl Learner {
         Learner { server, consumer }
     }
 
-    fn spec(&self) -> TcpClientSpec {
+    pub fn spec(&self) -> TcpClientSpec {
         TcpClientSpec { port: self.server.port(), ..TcpClientSpec::default() }
     }
 
@@ -80,7 +80,7 @@ impl Learner {
     }
 
     /// Takes the next record, and checks that it is whole.
-    fn take(&self) -> Received {
+    pub fn take(&self) -> Received {
         let record = Consumer::take(self.consumer.clone(), soon()).unwrap().unwrap();
         let (info, bytes) = (record.info(), record.bytes());
         assert_eq!(info.stamp.version as usize, bytes.len());
@@ -94,7 +94,7 @@ impl Learner {
     }
 
     /// Asserts that each of `clients` has sent `count` records, and that each came once and in order.
-    fn receive_each_once(&self, clients: usize, count: u64) {
+    pub fn receive_each_once(&self, clients: usize, count: u64) {
         let mut next: HashMap<u32, u64> = HashMap::new();
         for _ in 0..clients as u64 * count {
             let (producer, sequence, value, _) = self.take();
@@ -109,7 +109,7 @@ impl Learner {
         self.consumer.records().census().reserved_records
     }
 
-    fn ready(&self) -> usize {
+    pub fn ready(&self) -> usize {
         self.consumer.records().census().ready_records
     }
 }
@@ -119,7 +119,7 @@ fn producer(consumer: &Consumer) -> Producer {
 }
 
 /// The bytes of a record.
-fn record_of(value: u32, bytes: usize) -> Vec<u8> {
+pub fn record_of(value: u32, bytes: usize) -> Vec<u8> {
     let mut state = value as u64;
     let mut word = || {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -142,7 +142,7 @@ fn put(client: &TcpRecordClient, value: u32, bytes: usize) {
 }
 
 /// A size that follows from the value: mostly small, sometimes more than a frame.
-fn size_of(value: u32) -> usize {
+pub fn size_of(value: u32) -> usize {
     match value % 50 {
         0 => 0,
         49 => 300 * KIB + value as usize,

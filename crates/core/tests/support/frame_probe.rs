@@ -3,7 +3,7 @@
 
 use rollway_core::net::wire::frame::{
     Entry, HEADER_BYTES, Header, Hello, Inventory, Kind, LeafList, OriginRun, PREAMBLE_BYTES, Preamble,
-    RecordLimits, Refusal, Welcome, parse_refuse, refuse,
+    RecordLimits, RecordOrigin, Refusal, Welcome, parse_refuse, refuse,
 };
 
 /// Reads `bytes` as everything that may come over a wire.
@@ -30,6 +30,7 @@ pub fn frame_bytes(bytes: &[u8]) {
     // As a frame of as many records as the first byte says.
     let rows = bytes.first().map_or(0, |&rows| rows as u32);
     probe_payload(&Header { rows, length: bytes.len() as u64, ..Header::new(Kind::Records) }, bytes);
+    probe_payload(&Header { rows, length: bytes.len() as u64, ..Header::new(Kind::StampedRecords) }, bytes);
     probe_payload(&Header { rows, ..Header::new(Kind::Version) }, bytes);
     probe_payload(&Header { rows, length: bytes.len() as u64, ..Header::new(Kind::Stamped) }, bytes);
 }
@@ -47,10 +48,14 @@ fn probe_payload(header: &Header, payload: &[u8]) {
                 assert_eq!(Welcome::parse(header, &welcome.frame()[HEADER_BYTES..]), Ok(welcome));
             }
         }
-        Kind::Records => {
+        Kind::Records | Kind::StampedRecords => {
             let limits = RecordLimits { rows: 64, frame_bytes: 1 << 16, record_bytes: 1 << 12 };
-            let Ok((index, records)) = limits.parts(header) else { return };
-            assert_eq!(index + records, payload.len());
+            let Ok((index, origins, records)) = limits.parts(header) else { return };
+            assert_eq!(index + origins + records, payload.len());
+            let origins = &payload[index..index + origins];
+            if let Ok(parsed) = RecordOrigin::parse(origins) {
+                assert_eq!(parsed.iter().flat_map(RecordOrigin::encoded).collect::<Vec<_>>(), origins);
+            }
             if limits.check(&payload[..index], records).is_ok() {
                 assert_eq!(Entry::all(&payload[..index]).count(), header.rows as usize);
                 assert_eq!(

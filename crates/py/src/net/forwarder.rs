@@ -1,18 +1,22 @@
-//! `Forwarder`: sends on what the workers of a node write into its ring. `rollway.transport.Forwarder` owns one.
+//! `Forwarder`: sends on what the workers of a node write into its ring, or into its lanes for records. `rollway.transport.Forwarder`
+//! and `rollway.transport.RecordForwarder` own one.
 
 use crate::convert::arguments::{self, deadline};
 use crate::convert::numbers;
 use crate::convert::plan::Plan;
+use crate::convert::record_plan::RecordPlan;
 use crate::errors::{blocking, named, to_py};
 use crate::net::options::TcpOptions;
+use crate::records::consumer::record_stats;
 use crate::stats::set_fields;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rollway_core::Error;
-use rollway_core::net::{Forwarder as Core, TcpClientSpec};
-use rollway_core::ring::{Deadline, RingSpec};
+use rollway_core::net::{Forwarder as Core, NodeBuffer, TcpClientSpec};
+use rollway_core::records::RecordsSpec;
+use rollway_core::ring::{Deadline, Ring, RingSpec};
 
-/// One node's connection, and the ring that it empties.
+/// One node's connection, and what it empties.
 #[pyclass(frozen, module = "rollway._core")]
 pub struct Forwarder {
     core: Core,
@@ -38,18 +42,6 @@ impl Forwarder {
         on_full: &str,
         on_restart: &str,
     ) -> PyResult<Self> {
-        let address = format!("{host}:{port}");
-        let spec = TcpClientSpec {
-            host,
-            port,
-            token: options.token,
-            tls: options.tls,
-            connect_timeout: options.connect_timeout,
-            reconnect_timeout: options.reconnect_timeout,
-            keepalive: options.keepalive,
-            on_restart: arguments::on_restart(on_restart)?,
-            ..TcpClientSpec::default()
-        };
         let leaf_bytes = plan.get().leaf_bytes();
         let ring = RingSpec {
             name: Some(&name),
@@ -62,9 +54,39 @@ impl Forwarder {
             on_full: arguments::on_full(on_full)?,
             huge_pages: None,
         };
-        let core = blocking(py, || Core::start(spec.clone(), &ring))?.map_err(|e| to_py(py, e))?;
-        blocking(py, || core.ready(Deadline::Never))?.map_err(|e| to_py(py, e))?;
-        Ok(Forwarder { core, name, address })
+        Self::start(py, &name, host, port, options, on_restart, |spec| Core::start(spec, &ring))
+    }
+
+    /// One of records.
+    #[staticmethod]
+    #[pyo3(signature = (name, plan, host, port, options, *, lanes, lane_bytes, max_records, max_peers, on_full, on_restart))]
+    #[allow(clippy::too_many_arguments)] // Keywords, most of them.
+    fn of_records(
+        py: Python<'_>,
+        name: String,
+        plan: Py<RecordPlan>,
+        host: String,
+        #[pyo3(from_py_with = numbers::port)] port: u16,
+        options: TcpOptions,
+        #[pyo3(from_py_with = numbers::lanes)] lanes: usize,
+        #[pyo3(from_py_with = numbers::lane_bytes)] lane_bytes: usize,
+        #[pyo3(from_py_with = numbers::max_records)] max_records: usize,
+        #[pyo3(from_py_with = numbers::max_peers)] max_peers: usize,
+        on_full: &str,
+        on_restart: &str,
+    ) -> PyResult<Self> {
+        let records = RecordsSpec {
+            name: Some(&name),
+            auto_named: false,
+            schema: &plan.get().text,
+            lanes,
+            lane_bytes,
+            descriptors: max_records,
+            max_peers,
+            on_full: arguments::on_full(on_full)?,
+            preallocate: false,
+        };
+        Self::start(py, &name, host, port, options, on_restart, |spec| Core::start_records(spec, &records))
     }
 
     /// Returns when the learner has everything that workers have committed so far.
@@ -84,12 +106,12 @@ impl Forwarder {
         }
     }
 
-    /// Ends at once. What is in the ring stays there for the next forwarder.
+    /// Ends at once. What is in the segment stays there for the next forwarder.
     fn abandon(&self, py: Python<'_>) {
         py.detach(|| self.core.abandon());
     }
 
-    /// Ends at once, and shuts the ring down with what is in it.
+    /// Ends at once, and shuts the segment down with what is in it.
     fn discard(&self, py: Python<'_>) {
         py.detach(|| self.core.discard());
     }
@@ -133,21 +155,18 @@ impl Forwarder {
         self.core.error().map(|error| error.to_string())
     }
 
-    /// Plain numbers: what is in the ring, what was sent, and over how many connections.
+    /// Samples, or records, that workers have committed and that the learner has not acknowledged.
+    #[getter]
+    fn committed(&self) -> usize {
+        self.core.buffer().committed()
+    }
+
+    /// Plain numbers: what is in the segment, what was sent, and over how many connections.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let (stats, ring) = (PyDict::new(py), self.core.ring());
-        let (contents, totals, geometry) = (ring.census(), ring.totals(), ring.geometry());
-        set_fields!(stats, geometry, batch_size, num_buffers);
-        set_fields!(stats, contents, ready_samples, held_batches, held_samples, claimed_slots, free_buffers);
-        set_fields!(
-            stats,
-            totals,
-            blocked,
-            dropped_oldest,
-            dropped_newest,
-            recovered_slots,
-            reoffered_batches
-        );
+        let stats = match self.core.buffer() {
+            NodeBuffer::Ring(ring) => ring_stats(py, ring)?,
+            NodeBuffer::Records(records) => record_stats(py, records)?,
+        };
         stats.set_item("sent", self.core.sent())?;
         stats.set_item("acknowledged", self.core.acknowledged())?;
         for (name, value) in self.core.stats().entries() {
@@ -157,7 +176,42 @@ impl Forwarder {
     }
 }
 
+fn ring_stats<'py>(py: Python<'py>, ring: &Ring) -> PyResult<Bound<'py, PyDict>> {
+    let (contents, totals, geometry) = (ring.census(), ring.totals(), ring.geometry());
+    let stats = PyDict::new(py);
+    set_fields!(stats, geometry, batch_size, num_buffers);
+    set_fields!(stats, contents, ready_samples, held_batches, held_samples, claimed_slots, free_buffers);
+    set_fields!(stats, totals, blocked, dropped_oldest, dropped_newest, recovered_slots, reoffered_batches);
+    Ok(stats)
+}
+
 impl Forwarder {
+    fn start(
+        py: Python<'_>,
+        name: &str,
+        host: String,
+        port: u16,
+        options: TcpOptions,
+        on_restart: &str,
+        start: impl Fn(TcpClientSpec) -> rollway_core::Result<Core> + Sync,
+    ) -> PyResult<Forwarder> {
+        let address = format!("{host}:{port}");
+        let spec = TcpClientSpec {
+            host,
+            port,
+            token: options.token,
+            tls: options.tls,
+            connect_timeout: options.connect_timeout,
+            reconnect_timeout: options.reconnect_timeout,
+            keepalive: options.keepalive,
+            on_restart: arguments::on_restart(on_restart)?,
+            ..TcpClientSpec::default()
+        };
+        let core = blocking(py, || start(spec.clone()))?.map_err(|e| to_py(py, e))?;
+        blocking(py, || core.ready(Deadline::Never))?.map_err(|e| to_py(py, e))?;
+        Ok(Forwarder { core, name: name.to_owned(), address })
+    }
+
     #[cold]
     fn explain(&self, py: Python<'_>, error: Error, timeout: Option<f64>) -> PyErr {
         let (name, address) = (&self.name, &self.address);
@@ -168,9 +222,11 @@ impl Forwarder {
                     Some(why) => format!("no connection now ({why})"),
                     None => "no connection now".to_owned(),
                 };
-                let (seconds, left) = (timeout.unwrap_or_default(), self.core.ring().census().committed());
+                let buffer = self.core.buffer();
+                let (seconds, left, content) =
+                    (timeout.unwrap_or_default(), buffer.committed(), buffer.content());
                 let message = format!(
-                    "{address} did not take everything of '{name}' within {seconds} s: {left} samples are committed there and not \
+                    "{address} did not take everything of '{name}' within {seconds} s: {left} {content} are committed there and not \
                      acknowledged, {state}. Wait longer, or see whether the learner still takes them"
                 );
                 named(py, "WaitTimeout", message)

@@ -6,7 +6,7 @@
 //! | `endpoints` | the transports that feed one learner |
 //! | `sample_client` | `TcpSender`: the handle of a remote worker for samples |
 //! | `record_client` | `TcpRecordSender`: the same for records |
-//! | `forwarder` | `Forwarder`: sends on what the workers of a node write into its ring |
+//! | `forwarder` | `Forwarder`: sends on what the workers of a node write |
 //! | `options` | `TcpOptions`: how a worker's end of a connection behaves |
 //! | `connection` | `TcpConnection`: what both have in common |
 

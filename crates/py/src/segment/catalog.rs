@@ -4,8 +4,8 @@ use crate::errors::to_py;
 use crate::segment::contents::contents;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use rollway_core::net::client::NodeBuffer;
 use rollway_core::net::wire::token_file;
-use rollway_core::ring::Consumer;
 use rollway_core::segment::catalog::{self, Entry};
 use rollway_core::segment::memory;
 use std::path::PathBuf;
@@ -45,10 +45,10 @@ pub fn collect(py: Python<'_>, name: &str) -> PyResult<bool> {
     py.detach(|| catalog::collect(name)).map_err(|e| to_py(py, e))
 }
 
-/// Removes a ring that has no learner and no forwarder, with what is in it. Workers that are attached get an error.
+/// Removes what forwarders have left behind, with what is in it. Workers that are attached get an error.
 #[pyfunction]
-pub fn discard_ring(py: Python<'_>, name: &str) -> PyResult<()> {
-    py.detach(|| Consumer::discard(name)).map_err(|e| to_py(py, e))
+pub fn discard_forwarded(py: Python<'_>, name: &str) -> PyResult<()> {
+    py.detach(|| NodeBuffer::discard(name)).map_err(|e| to_py(py, e))
 }
 
 /// Where segments live.

@@ -72,6 +72,8 @@ class LearnerEntry:
     on_full: OnFull
     node_ring: tuple[int, int] | None = None
     """Rows of a batch and number of batches of the nodes' rings; ``None``: as `Forwarder` chooses."""
+    node_lanes: dict[str, int] | None = None
+    """The sizes of the nodes' lanes, as `RecordForwarder` takes them: those of the learner."""
     ring: SegmentIdentity | None
     weights: SegmentIdentity | None
     reconnect_timeout_s: float
@@ -116,6 +118,7 @@ class LearnerEntry:
             structure=pickled(example),
             on_full=server.on_full,
             node_ring=(1, server.num_slots) if isinstance(server, RolloutRing) else None,
+            node_lanes=server.lane_sizes if isinstance(server, RecordServer) else None,
             ring=None if name is None else SegmentIdentity.of(name),
             weights=None if weights is None else SegmentIdentity.of(weights.name),
             reconnect_timeout_s=reconnect_timeout_s,

@@ -1,4 +1,4 @@
-"""NodeForwarder: what a node has of a run: rings for its workers' samples, and a copy of the weights.
+"""NodeForwarder: what a node has of a run: rings or lanes for what its workers send, and a copy of the weights.
 
 One actor of Ray per run and node, which takes no CPU. The first worker of a node starts it, and it ends with the run.
 It passes on nothing itself: that is native. Ray restarts it when it is killed; then it goes on with the segments that
@@ -68,11 +68,11 @@ class NodeForwarder:
                 if found.rank is None:
                     _core.collect(found.name)
                     ask_registry(self._run, "leave", found.name, timeout=ANSWER_WAIT_S)
-                elif not has_living(found.name, "learner"):
+                elif not has_living(found.name, "forwarder"):
                     self._link(AdoptedRingLink, found.name, found.rank)
 
     async def open_ring(self, rank: int, timeout: float) -> str | RollwayError:
-        """The name of this node's ring for that rank, once it is connected."""
+        """The name of this node's ring, or of its lanes, for that rank, once it is connected."""
         return await self._opened(self._link(RingLink, f"{self._prefix}-{rank}", rank).opened, timeout)
 
     async def open_weights(self, timeout: float) -> str | RollwayError:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from rollway._core import Inspection, discard_ring
+from rollway._core import Inspection, discard_forwarded
 from rollway.errors import (
     ConnectionClosedError,
     LearnerUnreachable,
@@ -28,7 +28,7 @@ from rollway.integrations.ray.lease import Lease
 from rollway.integrations.ray.publication import registry_name
 from rollway.integrations.ray.registry import LinkId, Registered, Status
 from rollway.machine import segments
-from rollway.transport import Forwarder, TcpEndpoint, TcpTransport
+from rollway.transport import Forwarder, RecordForwarder, TcpEndpoint, TcpTransport
 from rollway.weights import TcpWeights, WeightSync
 
 _REGISTRY_WAIT_S = 30.0  # for a registry that knows the rank: its learners may be restarting it
@@ -166,9 +166,9 @@ class NodeLink(threading.Thread):
 
 
 class RingLink(NodeLink):
-    """The node's ring for the samples that go to one rank."""
+    """The node's ring for the samples that go to one rank, or its lanes for the records."""
 
-    _forwarder: Forwarder | None = None
+    _forwarder: Forwarder | RecordForwarder | None = None
 
     def __init__(self, run: Run, segment: str, ended: Callable[[NodeLink], None], rank: int) -> None:
         super().__init__(run, segment, ended)
@@ -179,20 +179,21 @@ class RingLink(NodeLink):
         return "forward_to", self.link_id, self._rank
 
     def connect(self, entry: LearnerEntry) -> None:
-        """Sends to this learner what is in the ring, and what will be."""
+        """Sends to this learner what is in the segment, and what will be."""
         if self._forwarder is not None:
             self._forwarder.abandon()
         rows, num_buffers = entry.node_ring or (None, None)
-        self._forwarder = Forwarder(
+        sizes = {"rows": rows, "num_buffers": num_buffers} if entry.node_lanes is None else entry.node_lanes
+        made: type[Any] = Forwarder if entry.kind == "samples" else RecordForwarder
+        self._forwarder = made(
             self.segment,
             entry.plain_example(),
             entry.host,
             entry.port,
             token=entry.token,
-            rows=rows,
-            num_buffers=num_buffers,
             on_full=entry.on_full,
             reconnect_timeout_s=float("inf"),  # the registry says when the learner is gone
+            **sizes,
         )
 
     def is_over(self) -> bool:
@@ -200,13 +201,13 @@ class RingLink(NodeLink):
         return self._forwarder is None or self._forwarder.over
 
     def close(self) -> None:
-        """Ends the connection. The ring goes, with what the learner did not take; workers get an error."""
+        """Ends the connection. The segment goes, with what the learner did not take; workers get an error."""
         if self._forwarder is not None:
             self._forwarder.discard()
             self._forwarder = None
         elif self._was_found:
             with contextlib.suppress(SegmentNotFound, SegmentInUse):
-                discard_ring(self.segment)
+                discard_forwarded(self.segment)
 
 
 class AdoptedRingLink(RingLink):

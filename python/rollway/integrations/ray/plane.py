@@ -13,7 +13,7 @@ from rollway.integrations.ray.learner_entry import Kind, LearnerEntry
 from rollway.integrations.ray.node_forwarder import NodeForwarder, node_actor_name
 from rollway.integrations.ray.node_link import Run
 from rollway.integrations.ray.publication import registry_name
-from rollway.records import ShmRecordClient, TcpRecordClient
+from rollway.records import ShmRecordClient
 from rollway.ring import ShmClient
 from rollway.schema.arrays import Casting
 from rollway.transport.policies import OnFull
@@ -80,7 +80,7 @@ class Plane:
         example: Any = None,
         casting: Casting = "no",
         on_full: OnFull | None = None,
-    ) -> ShmClient | ShmRecordClient | TcpRecordClient:
+    ) -> ShmClient | ShmRecordClient:
         """A client that sends to the learner. Its number (``producer_id``) is its own in the run.
 
         Args:
@@ -101,13 +101,10 @@ class Plane:
             "casting": casting,
             "connect_timeout_s": self._timeout_s,
         }
-        if entry.ring is not None and self._is_here(entry, entry.ring):
-            made = ShmClient if entry.kind == "samples" else ShmRecordClient
-            return made(entry.ring.name, given, on_full=on_full, **options)
-        if entry.kind == "records":
-            way_in = self._ask("way_in", entry.rank)
-            return TcpRecordClient(way_in.host, way_in.port, given, token=way_in.token, **options)
-        return ShmClient(self._ask_node(entry, "open_ring", entry.rank), given, on_full=on_full, **options)
+        made = ShmClient if entry.kind == "samples" else ShmRecordClient
+        is_here = entry.ring is not None and self._is_here(entry, entry.ring)
+        segment = entry.ring.name if is_here else self._ask_node(entry, "open_ring", entry.rank)
+        return made(segment, given, on_full=on_full, **options)
 
     def weights(self) -> WeightSync:
         """The learner's weights, through a copy on this node that one connection keeps current.

@@ -1,4 +1,4 @@
-//! The thread of a forwarder that takes batches out of the node's ring and queues their frames.
+//! The work of a forwarder's thread that takes batches out of the node's ring and queues their frames.
 //!
 //! It sleeps on the ring's own event. Commits notify it, and so does the client's thread after each acknowledgement.
 //!
@@ -9,26 +9,22 @@
 //!
 //! So a single sample leaves at once, and a link that is slower than the workers gets full batches.
 
-use super::disconnect::Ended;
 use super::forwarded_batch::BatchRows;
 use super::shared::Shared;
+use super::taker::Taker;
 use crate::error::Result;
 use crate::ring::Consumer;
-use crate::sys::sync::{AtomicBool, Ordering};
 use crate::sys::wait::LivenessPoll;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long samples may gather in an unfinished batch while others are under way.
-const GATHER: Duration = Duration::from_micros(500);
+pub const GATHER: Duration = Duration::from_micros(500);
 
-/// The thread, and what it works with.
+/// What the thread works with.
 pub struct BatchTaker {
     pub shared: Arc<Shared>,
     pub consumer: Arc<Consumer>,
-    /// Whether what is in the ring stays there for the next forwarder.
-    pub leaves_ring: Arc<AtomicBool>,
     pub last_taken: Instant,
 }
 
@@ -39,31 +35,8 @@ struct Outlook {
     is_idle: bool,
 }
 
-impl BatchTaker {
-    /// The work of the thread.
-    pub fn run(mut self) {
-        let work = catch_unwind(AssertUnwindSafe(|| self.take_batches()));
-        let failed = match work {
-            Ok(ended) => ended.err().map(|error| error.to_string()),
-            Err(_) => Some("the thread that takes batches failed; this is a bug in Rollway".to_owned()),
-        };
-        if let Some(why) = failed {
-            self.shared.lock().ended.get_or_insert(Ended::Lost(why));
-            self.shared.connector.request_stop();
-            self.shared.connector.progress.notify();
-        }
-        let BatchTaker { shared, consumer, leaves_ring, .. } = self;
-        // Relaxed: it was set before the client ended, which we have seen under the lock.
-        if leaves_ring.load(Ordering::Relaxed) {
-            let _ = Consumer::abandon_with(consumer, || shared.lock().outbound.clear());
-        } else {
-            shared.lock().outbound.clear();
-            let _ = consumer.close();
-        }
-        shared.connector.progress.notify();
-    }
-
-    fn take_batches(&mut self) -> Result<()> {
+impl Taker for BatchTaker {
+    fn take(&mut self) -> Result<()> {
         let mut poll = LivenessPoll::start();
         loop {
             let ticket = self.consumer.announce();
@@ -87,6 +60,17 @@ impl BatchTaker {
         }
     }
 
+    fn end(self, leaves: bool, let_go: impl FnOnce()) {
+        if leaves {
+            let _ = Consumer::abandon_with(self.consumer, let_go);
+        } else {
+            let_go();
+            let _ = self.consumer.close();
+        }
+    }
+}
+
+impl BatchTaker {
     /// `None`: the client has ended.
     fn look(&self) -> Option<Outlook> {
         let state = self.shared.lock();

@@ -46,7 +46,10 @@ impl<'a> ClientThread<'a> {
     fn try_connect(&mut self, deadline: Instant) -> Result<(), Disconnect> {
         let shared = self.shared;
         self.contact.attempts += 1;
-        let attempt = shared.ring.as_ref().map_or(self.contact.attempts, |node| node.ring.next_attempt());
+        let attempt = match &shared.node {
+            Some(node) => node.buffer.forwarding().next_attempt(),
+            None => self.contact.attempts,
+        };
         // Once only: to a learner that knows us after all, such a hello would be wrong.
         let anew = std::mem::take(&mut self.anew);
         let hello = {
@@ -84,7 +87,7 @@ impl<'a> ClientThread<'a> {
 
     /// Whether a client that was welcomed, perhaps in an earlier process, waits for the next learner when this one ends.
     fn outlives_learners(&self) -> bool {
-        let is_resumed = self.shared.ring.as_ref().is_some_and(|node| node.is_resumed);
+        let is_resumed = self.shared.node.as_ref().is_some_and(|node| node.is_resumed);
         (self.contact.welcomed || is_resumed) && self.shared.on_restart != OnRestart::Raise
     }
 
@@ -132,7 +135,7 @@ impl<'a> ClientThread<'a> {
                 state = self.shared.pump(state, true);
             }
             if self.shared.connector.is_closing() {
-                let goes_on = state.outbound.unacknowledged() > 0 && self.shared.ring.is_some();
+                let goes_on = state.outbound.unacknowledged() > 0 && self.shared.node.is_some();
                 drop(state);
                 if !goes_on {
                     self.say_goodbye(&socket); // Otherwise the next forwarder continues the session.

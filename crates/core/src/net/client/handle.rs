@@ -20,7 +20,7 @@ use super::client_thread::ClientThread;
 use super::disconnect::Ended;
 use super::outbound::Outbound;
 use super::packing::Layout;
-use super::shared::{LearnerReport, NodeRing, Shared, State};
+use super::shared::{LearnerReport, Node, Shared, State};
 use super::spec::TcpClientSpec;
 use crate::error::{Error, Result};
 use crate::net::wire::frame::{Header, Kind, LearnerStatus, MAX_SCHEMA_BYTES};
@@ -51,7 +51,7 @@ impl Client {
         schema: &[u8],
         layout: Layout,
         session: [u8; 16],
-        ring: Option<NodeRing>,
+        node: Option<Node>,
         begin: impl FnOnce(&Arc<Shared>, &mut Outbound) -> Result<T>,
     ) -> Result<(Client, T)> {
         check_at_most("schema bytes", schema.len(), MAX_SCHEMA_BYTES)?;
@@ -65,7 +65,7 @@ impl Client {
             connector: spec.connector()?,
             schema: schema.to_vec(),
             session,
-            ring,
+            node,
             on_restart: spec.on_restart,
             state: Mutex::new(State {
                 outbound: Outbound::new(layout, spec.max_inflight_msgs, spec.max_unacknowledged),

@@ -15,11 +15,13 @@
 //!     acknowledged. Then it looks for the next piece, so that it also writes what other threads left to it.
 
 use super::forwarded_batch::BatchRows;
-use super::packing::{Frame, Layout};
+use super::forwarded_records::RecordRun;
+use super::packing::{Frame, Layout, Source};
 use crate::error::{Error, Result};
 use crate::net::wire::frame::{Content, Entry, HEADER_BYTES, Header, Welcome};
 use crate::net::wire::limits::MAX_SAMPLE_BYTES;
 use crate::net::wire::stats::{ClientCounters, add};
+use crate::records::forwarding::Held;
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice};
 use std::sync::Arc;
@@ -28,7 +30,7 @@ use std::time::{Duration, Instant};
 /// How long a frame with room left may wait for more samples.
 pub const GATHER: Duration = Duration::from_micros(100);
 /// Parts of one write.
-const PARTS: usize = 32;
+const PARTS: usize = 64;
 
 /// The samples, or records, of one client.
 #[derive(Debug)]
@@ -109,7 +111,8 @@ impl Outbound {
 
     /// The size of the learner's lane, if it is known and smaller than the largest record may be.
     pub fn lane_bytes(&self) -> Option<u64> {
-        let is_said = matches!(*self.layout, Layout::Records) && self.frame_rows > 0;
+        let is_said =
+            matches!(*self.layout, Layout::Records | Layout::ForwardedRecords) && self.frame_rows > 0;
         (is_said && self.record_bytes < MAX_SAMPLE_BYTES as u64).then_some(self.record_bytes)
     }
 
@@ -185,7 +188,16 @@ impl Outbound {
 
     /// Queues the rows of a batch of a node's ring.
     pub fn append_batch(&mut self, batch: BatchRows) {
-        let frame = Frame::forwarded(self.next, batch);
+        self.append_source(Source::Rows(batch));
+    }
+
+    /// Queues records of a node.
+    pub fn append_records(&mut self, records: Vec<Held>) {
+        RecordRun::divide(records).for_each(|run| self.append_source(Source::Records(run)));
+    }
+
+    fn append_source(&mut self, source: Source) {
+        let frame = Frame::forwarded(self.next, source);
         self.next = frame.end();
         match self.frame_rows {
             most if most > 0 && frame.rows > most => self.queue.extend(self.layout.split(&frame, most)),
@@ -193,12 +205,12 @@ impl Outbound {
         }
     }
 
-    /// Goes on where an earlier forwarder was: its next number, and what it may have sent, which ends there.
-    pub fn restore(&mut self, next: u64, batches: Vec<BatchRows>) {
-        let rows: usize = batches.iter().map(BatchRows::rows).sum();
+    /// Goes on where an earlier forwarder was: its next number, and what it may have sent, which ends there: so many samples or
+    /// records, which `append` queues.
+    pub fn restore(&mut self, next: u64, rows: usize, append: impl FnOnce(&mut Outbound)) {
         self.acked = next - rows as u64;
         self.next = self.acked;
-        batches.into_iter().for_each(|batch| self.append_batch(batch));
+        append(self);
         self.touched = self.next;
     }
 

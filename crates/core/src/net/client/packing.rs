@@ -4,13 +4,14 @@
 //! samples   │ leaf 0 of every row │ leaf 1 of every row │ …        one buffer with room for `capacity` rows
 //! records   │ entry │ entry │ …   and   │ record │ record │ …      an index, and the bytes one after the other
 //! forwarded │ origin │ origin │ …   and   rows of a batch          an index, and the leaves where they lie in the ring
+//! forwarded │ entry │ … │ origin │ …   and   records               an index, and the records where they lie in their lanes
 //! ```
 //!
 //! All samples of a client's frame have one version, which is in its header; records and forwarded samples have theirs in the
-//! index. A frame leaves with one
-//! vectored write, without the first rows that arrived over an earlier connection.
+//! index. A frame leaves with vectored writes, without the first rows that arrived over an earlier connection.
 
 use super::forwarded_batch::BatchRows;
+use super::forwarded_records::RecordRun;
 use crate::net::wire::frame::{Content, ENTRY_BYTES, Entry, Kind};
 use crate::net::wire::limits::{FRAME_BYTES, MAX_FRAME_RECORDS};
 use std::sync::Arc;
@@ -21,25 +22,31 @@ pub struct Frame {
     pub first: u64,
     pub rows: usize,
     pub version: u32,
-    /// Of records: one entry for each. Of forwarded samples: their origins.
+    /// Of records: one entry for each, and then their origins if they are forwarded. Of forwarded samples: their origins.
     index: Vec<u8>,
     buffer: Vec<u8>,
-    /// Of records: bytes of the buffer that are theirs.
+    /// Of records: their bytes, which are in the buffer or where they lie.
     used: usize,
-    /// Of forwarded samples: where they lie.
-    source: Option<BatchRows>,
+    /// Of what is forwarded: where it lies.
+    source: Option<Source>,
 }
 
 impl Frame {
-    /// Rows of a node's ring.
-    pub fn forwarded(first: u64, source: BatchRows) -> Frame {
-        let (rows, index) = (source.rows(), source.index());
-        Frame { first, rows, version: 0, index, buffer: Vec::new(), used: 0, source: Some(source) }
+    /// Rows of a node's ring, or records of a node.
+    pub fn forwarded(first: u64, source: Source) -> Frame {
+        let (rows, index, used) = match &source {
+            Source::Rows(batch) => (batch.rows(), batch.index(), 0),
+            Source::Records(run) => (run.rows(), run.index(), run.bytes()),
+        };
+        Frame { first, rows, version: 0, index, buffer: Vec::new(), used, source: Some(source) }
     }
 
     /// The rows of a forwarded frame from `skip` on, `most` at most, as a frame of their own.
     pub fn part(&self, skip: usize, most: usize) -> Option<Frame> {
-        let source = self.source.as_ref()?.part(skip, most);
+        let source = match self.source.as_ref()? {
+            Source::Rows(batch) => Source::Rows(batch.part(skip, most)),
+            Source::Records(run) => Source::Records(run.part(skip, most)),
+        };
         Some(Frame::forwarded(self.first + skip as u64, source))
     }
 
@@ -62,7 +69,11 @@ impl Frame {
 
     /// The largest record of a frame; 0 for samples, which are all of one size.
     pub fn largest_record(&self) -> u64 {
-        let index = if self.source.is_none() { &self.index[..] } else { &[] };
+        let index = match &self.source {
+            Some(Source::Rows(_)) => &[],
+            Some(Source::Records(_)) => &self.index[..self.rows * ENTRY_BYTES],
+            None => &self.index[..],
+        };
         Entry::all(index).map(|entry| entry.bytes).max().unwrap_or(0)
     }
 
@@ -72,6 +83,13 @@ impl Frame {
     }
 }
 
+/// Where the samples or records of a forwarded frame lie.
+#[derive(Debug)]
+pub enum Source {
+    Rows(BatchRows),
+    Records(RecordRun),
+}
+
 /// What the frames of a client look like.
 #[derive(Debug)]
 pub enum Layout {
@@ -79,6 +97,8 @@ pub enum Layout {
     Records,
     /// Samples that lie in a ring.
     Forwarded(Columns),
+    /// Records that lie in the lanes of a node.
+    ForwardedRecords,
 }
 
 /// Where the leaves lie in a buffer.
@@ -122,6 +142,7 @@ impl Layout {
             Layout::Samples(_) => Content::Samples,
             Layout::Records => Content::Records,
             Layout::Forwarded(_) => Content::Forwarded,
+            Layout::ForwardedRecords => Content::ForwardedRecords,
         }
     }
 
@@ -130,6 +151,7 @@ impl Layout {
             Layout::Samples(_) => Kind::Data,
             Layout::Records => Kind::Records,
             Layout::Forwarded(_) => Kind::Stamped,
+            Layout::ForwardedRecords => Kind::StampedRecords,
         }
     }
 
@@ -137,7 +159,7 @@ impl Layout {
     pub fn capacity(&self) -> usize {
         match self {
             Layout::Samples(columns) | Layout::Forwarded(columns) => columns.capacity,
-            Layout::Records => MAX_FRAME_RECORDS,
+            Layout::Records | Layout::ForwardedRecords => MAX_FRAME_RECORDS,
         }
     }
 
@@ -145,7 +167,7 @@ impl Layout {
         match self {
             Layout::Samples(columns) => columns.capacity * columns.sample_bytes,
             Layout::Records => FRAME_BYTES,
-            Layout::Forwarded(_) => 0,
+            Layout::Forwarded(_) | Layout::ForwardedRecords => 0,
         }
     }
 
@@ -211,25 +233,32 @@ impl Layout {
             Layout::Samples(columns) => rows * columns.sample_bytes,
             Layout::Records => rows * ENTRY_BYTES + frame.used - frame.record_start(skip),
             Layout::Forwarded(columns) => frame.index.len() + rows * columns.sample_bytes,
+            Layout::ForwardedRecords => frame.index.len() + frame.used,
         }
     }
 
     /// The parts of the payload, without the first `skip` rows. A forwarded frame has all of its rows to send.
     pub fn parts<'a>(&'a self, frame: &'a Frame, skip: usize) -> impl Iterator<Item = &'a [u8]> {
-        let (columns, indexed, forwarded) = match self {
-            Layout::Samples(columns) => (Some(columns), None, None),
+        let (columns, indexed, forwarded, records) = match self {
+            Layout::Samples(columns) => (Some(columns), None, None, None),
             Layout::Records => {
                 let bytes = &frame.buffer[frame.record_start(skip)..frame.used];
-                (None, Some([&frame.index[skip * ENTRY_BYTES..], bytes]), None)
+                (None, Some([&frame.index[skip * ENTRY_BYTES..], bytes]), None, None)
             }
-            Layout::Forwarded(columns) => {
-                let source = frame.source.as_ref().map(|source| source.parts(&columns.leaf_bytes));
-                (None, Some([&frame.index[..], &[]]), source)
+            Layout::Forwarded(_) | Layout::ForwardedRecords => {
+                let (batch, run) = match (self, &frame.source) {
+                    (Layout::Forwarded(columns), Some(Source::Rows(batch))) => (Some((batch, columns)), None),
+                    (_, Some(Source::Records(run))) => (None, Some(run)),
+                    _ => (None, None),
+                };
+                let rows = batch.map(|(batch, columns)| batch.parts(&columns.leaf_bytes));
+                (None, Some([&frame.index[..], &[]]), rows, run.map(RecordRun::parts))
             }
         };
         let leaves = columns.into_iter().flat_map(Columns::leaves);
         let leaves =
             leaves.map(move |(start, bytes)| &frame.buffer[start + skip * bytes..start + frame.rows * bytes]);
-        leaves.chain(indexed.into_iter().flatten()).chain(forwarded.into_iter().flatten())
+        let forwarded = forwarded.into_iter().flatten().chain(records.into_iter().flatten());
+        leaves.chain(indexed.into_iter().flatten()).chain(forwarded)
     }
 }

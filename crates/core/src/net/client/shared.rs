@@ -3,14 +3,14 @@
 use super::dial::Connector;
 use super::disconnect::Ended;
 use super::link::{Link, unless_blocked, write_to};
+use super::node_buffer::NodeBuffer;
 use super::outbound::Outbound;
 use crate::error::{Error, Result};
 use crate::net::wire::frame::LearnerStatus;
 use crate::net::wire::stats::ClientCounters;
 use crate::policies::OnRestart;
-use crate::ring::Ring;
 use crate::sys::thread::lock;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard};
 
 /// What the client's thread and its callers share.
 #[derive(Debug)]
@@ -18,17 +18,17 @@ pub struct Shared {
     pub connector: Connector,
     pub schema: Vec<u8>,
     pub session: [u8; 16],
-    /// Of a forwarder: the ring in which its session is kept.
-    pub ring: Option<NodeRing>,
+    /// Of a forwarder: what it empties, where its session is kept.
+    pub node: Option<Node>,
     pub on_restart: OnRestart,
     pub state: Mutex<State>,
     pub counters: ClientCounters,
 }
 
-/// The ring that a forwarder empties, for the thread that connects.
+/// What a forwarder empties, for the thread that connects.
 #[derive(Debug)]
-pub struct NodeRing {
-    pub ring: Arc<Ring>,
+pub struct Node {
+    pub buffer: NodeBuffer,
     /// An earlier forwarder has used the session.
     pub is_resumed: bool,
 }
@@ -68,11 +68,11 @@ pub struct State {
 }
 
 impl Shared {
-    /// Wakes the callers that wait, and the thread that takes batches.
+    /// Wakes the callers that wait, and the thread that takes batches or records.
     pub fn notify(&self) {
         self.connector.progress.notify_if_waiting();
-        if let Some(node) = &self.ring {
-            node.ring.wake_consumers();
+        if let Some(node) = &self.node {
+            node.buffer.wake_taker();
         }
     }
 

@@ -75,7 +75,7 @@ pub async fn serve(stream: TcpStream, peer: String, server: Arc<Shared>, mut adm
                 (Content::Weights, _, Some(weight_outlet)) => {
                     serve_weights(wire, &server, &weight_outlet.source()).await
                 }
-                (Content::Samples | Content::Records | Content::Forwarded, Some(ingress), _) => {
+                (_, Some(ingress), _) if hello.content != Content::Weights => {
                     let connected = Connected::begin(ingress, address);
                     let end = serve_session(wire, &hello, &server, ingress).await;
                     connected.end(&end);
@@ -200,10 +200,11 @@ async fn serve_session(
         }
         add(&server.counters.accepted, 1);
         add(&server.counters.resumed, resumed as u64);
+        let takes_records = matches!(ingress, Ingress::Records(_));
         let welcome = Welcome {
             producer_id: session.producer_id,
             max_rows: ingress.facts().max_rows as u32,
-            max_bytes: if hello.content == Content::Records { ingress.facts().largest as u32 } else { 0 },
+            max_bytes: if takes_records { ingress.facts().largest as u32 } else { 0 },
             credit: FIRST_CREDIT.min(server.window),
             next: progress.next,
             status: ingress.status(),
@@ -220,7 +221,7 @@ async fn serve_session(
             ingress,
             scatter,
             producer_id,
-            forwards: hello.content == Content::Forwarded,
+            forwards: matches!(hello.content, Content::Forwarded | Content::ForwardedRecords),
             header_reader: HeaderReader::default(),
             is_late: false,
         }
@@ -251,7 +252,7 @@ pub struct Connection<'a> {
     ingress: &'a Ingress,
     pub scatter: &'a mut FrameScatter,
     pub producer_id: u32,
-    /// It is a forwarder: its frames say which workers their samples are of.
+    /// It is a forwarder: its frames say which workers their samples or records are of.
     forwards: bool,
     /// Its last frame was late: the next one is staged from the start (C4).
     pub is_late: bool,
@@ -271,7 +272,10 @@ impl Connection<'_> {
                 (Ingress::Samples(ingress), Kind::Stamped) if self.forwards => {
                     self.receive_samples(ingress, &header, progress).await?;
                 }
-                (Ingress::Records(ingress), Kind::Records) => {
+                (Ingress::Records(ingress), Kind::Records) if !self.forwards => {
+                    self.receive_records(ingress, &header, progress).await?;
+                }
+                (Ingress::Records(ingress), Kind::StampedRecords) if self.forwards => {
                     self.receive_records(ingress, &header, progress).await?;
                 }
                 // What the client sent before is settled (C3), so of its records those below `next` are in the count.

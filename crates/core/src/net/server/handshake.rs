@@ -64,7 +64,9 @@ pub async fn authenticate<'a>(
     if theirs != schema && !asks {
         let text = match hello.content {
             Content::Weights => "the learner has other weights",
-            Content::Samples | Content::Records | Content::Forwarded => "the learner expects another schema",
+            Content::Samples | Content::Records | Content::Forwarded | Content::ForwardedRecords => {
+                "the learner expects another schema"
+            }
         };
         return Err(End::Refused(Refusal::Schema, text.to_owned(), Some((hello.content, theirs))));
     }

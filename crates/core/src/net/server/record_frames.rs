@@ -1,4 +1,4 @@
-//! A frame of records on the server: an index, and records that go straight into room of the lane.
+//! A frame of records on the server, of one client or forwarded: an index, and records that go straight into room of the lane.
 //!
 //! The index is read first, and says what each record needs. Then, for a part of the frame at a time: reserve room for as many
 //! records as fit, read them into it, commit, acknowledge. The other records stay in the socket. A frame that waits holds no
@@ -18,7 +18,7 @@ use super::record_ingress::{RecordIngress, Room};
 use super::session::Progress;
 use super::staging::StagingRoom;
 use crate::error::{Damage, Error};
-use crate::net::wire::frame::{ENTRY_BYTES, Entry, Header};
+use crate::net::wire::frame::{ENTRY_BYTES, Entry, Header, RecordOrigin};
 use crate::net::wire::stats::add;
 use crate::records::producer::Label;
 use crate::ring::OnFull;
@@ -60,6 +60,8 @@ enum Found {
 #[derive(Debug)]
 struct Rest<'a> {
     index: &'a [u8],
+    /// Of forwarded records.
+    origins: &'a [RecordOrigin],
     sequence: u64,
     bytes: usize,
     /// So many of the first records came before.
@@ -69,6 +71,7 @@ struct Rest<'a> {
 impl Rest<'_> {
     fn pass(&mut self, part: &Part) {
         self.index = &self.index[part.rows * ENTRY_BYTES..];
+        self.origins = self.origins.get(part.rows..).unwrap_or_default();
         self.sequence += part.rows as u64;
         self.bytes -= part.bytes;
         self.known = self.known.saturating_sub(part.rows);
@@ -89,12 +92,14 @@ impl Connection<'_> {
         progress: &mut Progress,
     ) -> Result<(), End> {
         let limits = ingress.limits();
-        let (index_bytes, bytes) = limits.parts(header)?;
+        let (index_bytes, origin_bytes, bytes) = limits.parts(header)?;
         let known = self.rows_known(header, progress)?;
-        let mut index = vec![0; index_bytes];
+        let mut index = vec![0; index_bytes + origin_bytes];
         in_time(self.server.spec.frame_timeout, self.wire.read_exact(&mut index)).await?;
-        limits.check(&index, bytes)?;
-        let mut rest = Rest { index: &index, sequence: header.sequence, bytes, known };
+        let (index, origins) = index.split_at(index_bytes);
+        limits.check(index, bytes)?;
+        let origins = RecordOrigin::parse(origins)?;
+        let mut rest = Rest { index, origins: &origins, sequence: header.sequence, bytes, known };
         while !rest.index.is_empty() {
             self.scatter.clear();
             if rest.bytes > 0 {
@@ -251,14 +256,18 @@ impl Connection<'_> {
     ) -> Result<(), End> {
         let (producer_id, mut samples, mut dropped, mut malformed) = (self.producer_id, 0, 0, None);
         let numbered = Entry::all(rest.index).zip(rest.sequence..);
-        for ((entry, sequence), span) in numbered.zip(self.scatter.take_first(part.rows)) {
+        for (row, ((entry, sequence), span)) in numbered.zip(self.scatter.take_first(part.rows)).enumerate() {
             if let Span::Record(mut room) = span {
                 if let Err(Damage(what)) = ingress.check(&mut room) {
                     malformed = Some((sequence, what));
                     break;
                 }
                 let Entry { version, kind, .. } = entry;
-                let label = Label { version, kind, origin: Some((producer_id, sequence)) };
+                let origin = rest
+                    .origins
+                    .get(row)
+                    .map_or((producer_id, sequence), |origin| (origin.producer_id, origin.sequence));
+                let label = Label { version, kind, origin: Some(origin) };
                 let _ = room.commit(entry.bytes as usize, label); // Fails only in a forked child.
                 samples += 1;
             } else if drops(ingress) && sequence >= rest.sequence + rest.known as u64 {

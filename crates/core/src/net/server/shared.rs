@@ -147,7 +147,10 @@ impl Shared {
         match (content, &self.ingress, &self.weight_outlet) {
             (Content::Weights, _, Some(weight_outlet)) => Ok(weight_outlet.schema()),
             (Content::Weights, _, None) => Err(NO_WEIGHTS),
-            (Content::Forwarded, Some(ingress @ Ingress::Samples(_)), _) => Ok(&ingress.facts().schema),
+            (Content::Forwarded, Some(ingress @ Ingress::Samples(_)), _)
+            | (Content::ForwardedRecords, Some(ingress @ Ingress::Records(_)), _) => {
+                Ok(&ingress.facts().schema)
+            }
             (_, Some(ingress), _) if ingress.facts().content == content => Ok(&ingress.facts().schema),
             (_, Some(Ingress::Records(_)), _) => Err(ONLY_RECORDS),
             (_, Some(Ingress::Samples(_)), _) => Err(ONLY_SAMPLES),

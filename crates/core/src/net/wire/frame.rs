@@ -5,7 +5,8 @@
 //! header    ┌ kind u8 │ flags u8 │ code u16 │ rows u32 │ version u32 │ credit u32 │ sequence u64 │ length u64 ┐  32 bytes
 //! payload   `length` bytes, as the kind says
 //! entry     ┌ bytes u64 │ version u32 │ kind u32 ┐       16 bytes, one for each record of a frame, in front of the records
-//! origin    ┌ rows u32 │ producer_id u32 │ version u32 │ 0 u32 │ sequence u64 ┐  24 bytes, one for each run of forwarded samples
+//! origin    ┌ producer_id u32 │ 0 u32 │ sequence u64 ┐   16 bytes, one for each forwarded record, between the entries and the records
+//! origins   ┌ rows u32 │ producer_id u32 │ version u32 │ 0 u32 │ sequence u64 ┐  24 bytes, one for each run of forwarded samples
 //! leaf      ┌ number u32 │ 0 u32 │ checksum u64 ┐        16 bytes, one for each leaf of a version that was changed
 //! ```
 //!
@@ -27,6 +28,8 @@ pub const PROOF_BYTES: usize = 32;
 pub const SHARE_BYTES: usize = 33;
 /// One record in the index of a frame.
 pub const ENTRY_BYTES: usize = 16;
+/// The worker of one record in the index of a forwarded frame.
+pub const RECORD_ORIGIN_BYTES: usize = 16;
 /// One run of samples in the index of a forwarded frame.
 pub const ORIGIN_BYTES: usize = 24;
 /// One leaf in the list of a version.
@@ -187,6 +190,8 @@ kinds! {
     VersionEnd = 0x17, exactly(0);
     /// Forwarder: an index of origins, and the samples that they are of, leaf by leaf. The server checks the length.
     Stamped = 0x18, ORIGIN_BYTES as u64..=u64::MAX;
+    /// Forwarder: entries of records, an origin for each, and the records, one after the other. The server checks the length.
+    StampedRecords = 0x19, (ENTRY_BYTES + RECORD_ORIGIN_BYTES) as u64..=u64::MAX;
     Ping = 0x20, exactly(0);
     Pong = 0x21, exactly(0);
     /// Either: the last frame, and why.
@@ -331,6 +336,35 @@ impl Entry {
     }
 }
 
+/// The worker that made a forwarded record, and its number there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RecordOrigin {
+    pub producer_id: u32,
+    pub sequence: u64,
+}
+
+impl RecordOrigin {
+    /// The origins of an index, one for each record.
+    pub fn parse(index: &[u8]) -> Result<Vec<RecordOrigin>, Damage> {
+        let parse = |bytes| {
+            let mut fields = Fields(bytes);
+            let (producer_id, zero, sequence) = (fields.u32()?, fields.u32()?, fields.u64()?);
+            if zero != 0 || sequence > MAX_SEQUENCE {
+                return Err(Damage("a number in the origin of a record is out of range"));
+            }
+            Ok(RecordOrigin { producer_id, sequence })
+        };
+        index.chunks_exact(RECORD_ORIGIN_BYTES).map(parse).collect()
+    }
+
+    pub fn encoded(&self) -> [u8; RECORD_ORIGIN_BYTES] {
+        let mut bytes = [0; RECORD_ORIGIN_BYTES];
+        bytes[..4].copy_from_slice(&self.producer_id.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes
+    }
+}
+
 /// Adjacent samples of a forwarded frame that come from one worker, with one version and with consecutive numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OriginRun {
@@ -392,22 +426,24 @@ pub struct RecordLimits {
 }
 
 impl RecordLimits {
-    /// The bytes of the index and those of the records, as the header of a frame has them.
-    pub fn parts(&self, header: &Header) -> Result<(usize, usize), Damage> {
+    /// The bytes of the entries, of the origins and of the records, as the header of a frame has them.
+    pub fn parts(&self, header: &Header) -> Result<(usize, usize, usize), Damage> {
         let rows = header.rows as usize;
         if rows == 0 || rows > self.rows {
             return Err(Damage("a frame has no records, or too many"));
         }
-        let index = rows * ENTRY_BYTES;
+        let entries = rows * ENTRY_BYTES;
+        let origins = if header.kind == Kind::StampedRecords { rows * RECORD_ORIGIN_BYTES } else { 0 };
+        let index = entries + origins;
         let most = if rows == 1 { self.record_bytes } else { self.frame_bytes };
         let records = header.length.checked_sub(index as u64).ok_or(Damage("an index is not whole"))?;
         if records > most as u64 {
             return Err(Damage("a frame of records is too long, or a record larger than the lane"));
         }
-        Ok((index, records as usize))
+        Ok((entries, origins, records as usize))
     }
 
-    /// Checks the index of a frame whose records have so many bytes.
+    /// Checks the entries of a frame whose records have so many bytes.
     pub fn check(&self, index: &[u8], records: usize) -> Result<(), Damage> {
         let mut left = records as u64;
         for entry in Entry::all(index) {
@@ -583,6 +619,8 @@ codes! {
         Weights = 2,
         /// Samples as of a client of samples, but of many workers: each run of them says which.
         Forwarded = 3,
+        /// Records as of a client of records, but of many workers: each says which.
+        ForwardedRecords = 4,
     }
 }
 
@@ -601,7 +639,7 @@ impl Content {
     pub fn name(self) -> &'static str {
         match self {
             Content::Samples | Content::Forwarded => "samples",
-            Content::Records => "records",
+            Content::Records | Content::ForwardedRecords => "records",
             Content::Weights => "weights",
         }
     }
