@@ -124,6 +124,11 @@ def test_workers_share_a_forwarder_as_their_page_says(capsys):
     assert capsys.readouterr().out == "32\n"
 
 
+def test_workers_share_a_forwarder_of_records_as_their_page_says(capsys):
+    execute("docs/net.md", 2)
+    assert capsys.readouterr().out == "[1, 2, 3] {'stop': 'length'}\n"
+
+
 def test_transitions_are_replayed_as_their_page_says(capsys):
     execute("docs/replay.md", 0)
     assert capsys.readouterr().out == "".join(f"{step} (256, 3)\n" for step in range(3))
@@ -335,7 +340,7 @@ def test_every_block_is_run():
         "README.md": 1,
         "docs/start.md": 1,
         "docs/restarts.md": 1,  # in tests/process/ring/test_ctrl_c.py
-        "docs/net.md": 2,
+        "docs/net.md": 3,
         "docs/replay.md": 1,
         "docs/weights.md": 3,
         "docs/records.md": 3,

@@ -127,7 +127,7 @@ _TCP = {
 
 _TCP_CLIENT = {
     **_only_grow(
-        sent="Samples, or records, that `send` took.",
+        sent="Samples, or records, that `send` took; of a forwarder, that it and earlier ones took from its node.",
         acknowledged="Of those, how many a learner has committed, dropped or refused, as its `on_full` says.",
         connects="Connections that succeeded.",
         resumed="Connections after the first one.",
@@ -287,6 +287,7 @@ STATS = {
     "TcpClient": ("A client over TCP",),
     "TcpRecordClient": ("A client over TCP", "A client of records over TCP"),
     "Forwarder": ("A forwarder",),
+    "RecordForwarder": ("Records", "A client over TCP"),
     "RolloutRingBuffer": ("A ring",),
     "SharedWeightSync": ("Weights",),
     "TcpWeights": ("Weights over TCP",),

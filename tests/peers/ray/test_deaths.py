@@ -136,6 +136,39 @@ def test_a_killed_forwarder_loses_and_repeats_nothing(ray, far, learner, tmp_pat
     until(lambda: not node_segments("forwarder-dies"), WAIT_S)
 
 
+class RecordWorker:
+    """Sends numbered records of different lengths."""
+
+    def run(self, run, count):
+        with connect(run).client() as client:
+            for step in range(count):
+                client.send({"step": step, "tokens": np.full(step % 500, step, np.int32)})
+            return client.producer_id
+
+
+def test_a_killed_forwarder_loses_and_repeats_no_record(ray):
+    schema = {"step": "int64[]", "tokens": "int32[*]"}
+    with rollway.RecordServer(schema, rollway.ShmTransport()) as server, publish("record-forwarder-dies", server):
+        workers = [ray.remote(num_cpus=0, resources={"far": 1})(RecordWorker).remote() for _ in range(2)]
+        done = [worker.run.remote("record-forwarder-dies", 20_000) for worker in workers]
+        steps, killed = defaultdict(list), set()
+        for number in range(40_000):
+            with server.read(timeout=120) as record:
+                step = int(record["step"])
+                assert record["tokens"].tolist() == [step] * (step % 500)
+                assert record.sequence == step
+                steps[record.producer_id].append(step)
+            if number in (4_000, 12_000, 20_000):
+                pid = node_pid(ray, "record-forwarder-dies", killed)
+                killed.add(pid)
+                os.kill(pid, signal.SIGKILL)
+        assert steps == {worker: list(range(20_000)) for worker in ray.get(done)}
+        assert server.try_read() is None and len(killed) == 3
+        for worker in workers:
+            ray.kill(worker)
+    until(lambda: not node_segments("record-forwarder-dies"), WAIT_S)
+
+
 def test_a_killed_worker_loses_nothing_that_it_has_sent_and_comes_back(ray, far, learner, tmp_path):
     with publish("worker-dies", learner):
         taker = Taker(learner)

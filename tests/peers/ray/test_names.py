@@ -227,4 +227,5 @@ def test_records_reach_the_learner_from_its_node_and_from_others(ray):
         near = ray.remote(num_cpus=0)(send).remote("texts", 2)
         far = ray.remote(num_cpus=0, resources={"far": 1})(send).remote("texts", 3)
         assert sorted(len(server.read(timeout=WAIT_S)["tokens"]) for _ in range(2)) == [2, 3]
-        assert ray.get([near, far])[1] == "TcpRecordClient"
+        assert ray.get([near, far]) == ["ShmRecordClient"] * 2
+        assert server.stats()["tcp_accepted"] == 1  # that of the other node's forwarder

@@ -9,7 +9,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 import rollway
 from rollway.metrics import openmetrics
 from rollway.metrics.numbers import GROUPS, HISTOGRAMS, STATS
-from rollway.transport import Forwarder
+from rollway.transport import Forwarder, RecordForwarder
 from tests import ROOT
 
 EXAMPLE = {"x": np.zeros(1, np.float32)}
@@ -38,6 +38,8 @@ def stats(name):
         ):
             found |= {"RecordServer": server.stats(), "ShmRecordClient": local.stats()}
             found |= {"TcpRecordClient": remote.stats()}
+        with RecordForwarder(f"{name}-node", SCHEMA, "127.0.0.1", server.port) as forwarder:
+            found |= {"RecordForwarder": forwarder.stats()}
     with rollway.SharedWeightSync.from_state_dict(WEIGHTS) as sync, sync.serve(tcp) as endpoint:
         with rollway.TcpWeights("127.0.0.1", endpoint.port) as remote:
             found |= {"SharedWeightSync": sync.stats(), "TcpWeights": remote.stats()}

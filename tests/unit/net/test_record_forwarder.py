@@ -71,7 +71,7 @@ def test_what_a_learner_has_no_room_for_stays_for_the_next_forwarder(server, nam
             worker.send(record(step))
         with pytest.raises(rollway.WaitTimeout, match="records are committed there and not acknowledged, connected"):
             forwarder.wait(timeout=0.05)
-        with pytest.raises(rollway.ConnectionClosedError, match="records stay in the segment.*same name"):
+        with pytest.raises(rollway.ConnectionClosedError, match=r"records stay in the segment.*same name"):
             forwarder.close(timeout=0.05)
         assert forwarder.closed
         with RecordForwarder(name, SCHEMA, "localhost", server.port):

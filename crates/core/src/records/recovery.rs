@@ -9,6 +9,7 @@
 //! | `RecordReady` | a record to be read, or some of a run and the rest of it Reserved by the dead, and consumers asleep | the consumers' liveness poll | taken; the rest Free |
 //! | `RecordDropped` | one drop not counted | – | – |
 //! | `RecordTaken` | a record Taken by the dead, the cursor perhaps before it | a liveness poll; the next consumer | Ready again, counted in `returned`; the cursor helped forward by any look |
+//! | `RecordSentNumbered`, `NumbersMoved` | records Taken by a dead forwarder, some or all of them with numbers ([`forwarding`](super::forwarding)) | a liveness poll; the next forwarder | Ready again; those with numbers are taken and sent first |
 //! | `RecordFreed` | room, and the producer asleep | the producer's liveness poll, its sweep | reclaimed |
 //! | `RecordReturned` | a record Ready again, perhaps below the cursor, and not counted | the next recovery | counted |
 //! | `SeatLeaving`, `NameRemoved` | records that are not shut down, with or without their name | the producers' liveness poll; the next learner | told of the death, at once where the name is gone; resumed |
