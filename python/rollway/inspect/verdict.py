@@ -184,7 +184,8 @@ def _weights(interval: Interval) -> _Judged:
         wait = "reader waits" if len(waiting) == 1 else "readers wait"
         who = f"{len(waiting)} {wait} for a version, the longest for {_seconds(longest)}"
         return "writer", _ids(look.givers), f"{who}; {published}"
-    behind = [one for one in look.takers if one.version < version]
+    writers = _ids(look.givers)  # the process of a node's copy also has a handle with which it does not read
+    behind = [one for one in look.takers if one.version < version and (one.version or one.pid not in writers)]
     if behind:
         most = max(behind, key=lambda one: version - one.version)
         lag = f"{len(behind)} of {len(look.takers)} readers are behind"

@@ -200,7 +200,7 @@ def test_workers_go_on_with_the_learner_that_comes_after_a_killed_one(ray, far, 
     done = worker.run.remote("learner-dies", tmp_path, 50_000)
     first.says("learns")
     first.kill()
-    with publish("learner-dies", learner):
+    with publish("learner-dies", learner, if_exists="resume"):
         taker = Taker(learner)
         life = ray.get(done)
         until(lambda: taker.steps[life][-1:] == [49_999], WAIT_S)
@@ -230,6 +230,11 @@ def test_all_workers_of_a_node_read_one_copy_of_the_weights_also_of_the_next_lea
     first = child(WEIGHTS, address, NAMESPACE, "weights", 1.0)
     first.says("published")
     readers = [ray.remote(num_cpus=0, resources={"far": 1})(Reader).remote() for _ in range(2)]
+    followers = [
+        ray.remote(num_cpus=0, resources=at, runtime_env={"env_vars": env})(Follower).remote("weights")
+        for at, env in (({"far": 1}, {}), ({"node:__internal_head__": 0.001}, {"ROLLWAY_RAY_FORWARD": "0"}))
+    ]
+    assert ray.get([follower.wait.remote(1) for follower in followers]) == [1.0] * 2
     copies = ray.get([reader.read.remote("weights") for reader in readers])
     assert len({name for name, _ in copies}) == 1 and copies[0][0].startswith("ray-weights-")
     assert {value for _, value in copies} == {1.0}
@@ -238,12 +243,13 @@ def test_all_workers_of_a_node_read_one_copy_of_the_weights_also_of_the_next_lea
     second = child(WEIGHTS, address, NAMESPACE, "weights", 2.0)
     second.says("published")
     until(lambda: ray.get(readers[0].read.remote("weights"))[1] == 2.0, WAIT_S)
+    until(lambda: ray.get([follower.read.remote() for follower in followers]) == [2.0] * 2, WAIT_S)
     assert node_pid(ray, "weights") == pid
     second.tell()
     second.ends()
     until(lambda: not node_segments("weights"), WAIT_S)
-    for reader in readers:
-        ray.kill(reader)
+    for actor in readers + followers:
+        ray.kill(actor)
 
 
 class Follower:
@@ -254,6 +260,9 @@ class Follower:
 
     def wait(self, version):
         self.weights.wait_for_version(version, timeout=WAIT_S)
+        return self.read()
+
+    def read(self):
         return float(self.weights.read_weights()["w"][0])
 
 

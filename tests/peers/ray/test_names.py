@@ -80,7 +80,7 @@ def test_a_worker_that_is_there_first_waits_for_the_learner(ray, server, monkeyp
 
 
 def test_a_name_that_nobody_has_published_is_an_error_in_time(ray):
-    with pytest.raises(LearnerUnreachable, match=r"run 'nobody' was not found within 0\.3 s: nothing is published"):
+    with pytest.raises(LearnerUnreachable, match=r"run 'nobody' gave no answer within 0\.3 s: nothing is published"):
         connect("nobody", 0.3)
 
 
@@ -103,7 +103,12 @@ def test_a_killed_learner_is_reported_and_its_name_can_be_taken(ray, server, lea
         connect("killed", 0.5)
     with pytest.raises(LearnerUnreachable, match="died"):
         plane.client()
-    with publish("killed", server), plane.client() as client:  # the same plane finds the next learner
+    with pytest.raises(RunNameTaken, match=r"its learner ended \d+ s ago, and its workers wait"):
+        publish("killed", server, if_exists="error")
+    with (
+        publish("killed", server, if_exists="resume"),
+        plane.client() as client,
+    ):  # the same plane finds the next learner
         client.send({"x": np.ones(2, np.float32)})
         assert taken(server) == 1
 
@@ -114,8 +119,25 @@ def test_a_learner_that_fails_keeps_its_name_for_the_next_one(ray, server, learn
     other.process.wait()
     with pytest.raises(LearnerUnreachable, match="died"):
         connect("failed", 0.5)
-    with publish("failed", server):
+    with pytest.warns(UserWarning, match=r"run 'failed' had a learner that ended \d+ seconds ago") as warned:
+        publication = publish("failed", server)
+    assert warned[0].filename == __file__
+    with publication:
         assert connect("failed").kind == "samples"
+
+
+def test_what_workers_sent_before_the_run_began_anew_is_thrown_away(ray, server, learner):
+    other = learner("again")
+    with connect("again", route="forwarder").client() as worker:
+        other.kill()
+        worker.send({"x": np.ones(2, np.float32)})
+        with publish("again", server, if_exists="replace"):
+            with pytest.raises(rollway.ConnectionClosedError):
+                until(lambda: not worker.send({"x": np.ones(2, np.float32)}), WAIT_S)
+            with connect("again", route="forwarder").client() as client:
+                client.send({"x": np.full(2, 7, np.float32)})
+                assert taken(server) == 7
+            assert server.try_sample() is None
 
 
 def test_the_registry_goes_with_the_last_learner(ray, server, learner):
@@ -212,6 +234,12 @@ def test_what_cannot_be_published_is_refused(ray, server):
         publish("x")
     with pytest.raises(InvalidArgument, match="rank = 1 is out of range"):
         publish("x", server, rank=1)
+    with pytest.raises(InvalidArgument, match="the name of a run is empty"):
+        publish("", server)
+    with pytest.raises(InvalidArgument, match=r"weights is a dict: .*SharedWeightSync"):
+        publish("x", server, weights={"w": np.zeros(1)})
+    with pytest.raises(InvalidArgument, match="if_exists is 'append'"):
+        publish("x", server, if_exists="append")
     with pytest.raises(InvalidArgument, match="route is 'tcp'"):
         connect("x", route="tcp")
 

@@ -98,7 +98,7 @@ def test_what_makes_no_sense_is_refused(ray, servers):
         plane = connect("sense", 0.3)
         with pytest.raises(InvalidArgument, match="rank or key, not both"):
             plane.client(rank=0, key="a")
-        with pytest.raises(LearnerUnreachable, match="it has no rank 2: its ranks are 0 to 1"):
+        with pytest.raises(InvalidArgument, match="was found, but it has no rank 2: its ranks are 0 to 1"):
             plane.client(rank=2)
     with pytest.raises(InvalidArgument, match="leave them out with servers="):
         publish("sense", servers=servers, rank=1)

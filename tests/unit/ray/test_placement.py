@@ -22,8 +22,8 @@ def test_what_makes_no_sense_is_refused(wrong, says):
 
 
 def test_it_says_what_each_collector_takes():
-    assert RayPlacement(num_cpus=0.5, resources={"arm": 1}).needs() == "0.5 CPU, 1 arm"
-    assert RayPlacement(num_cpus=0).needs() == "nothing"
+    assert RayPlacement(num_cpus=0.5, resources={"arm": 1}).needs() == {"CPU": 0.5, "arm": 1}
+    assert RayPlacement(num_cpus=0).needs() == {}
 
 
 def test_a_runner_needs_an_initialised_ray():

@@ -16,6 +16,7 @@ lease.py             how the registry knows that a learner lives
 learner_entry.py     what a learner says of itself
 node_forwarder.py    the actor of a node
 node_link.py         its connections
+run_weights.py       `RunWeights`: the weights, as a worker reads them
 weight_tree.py       `FetchTree`: from which node each node fetches its weights
 placement.py         `RayPlacement`: the collectors of a runner on any node
 collector_actor.py   one of them

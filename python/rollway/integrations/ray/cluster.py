@@ -7,6 +7,7 @@ import logging
 import secrets
 import socket
 import time
+import uuid
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
@@ -101,6 +102,19 @@ def namespace() -> str:
     return f"rollway:{initialised().get_runtime_context().namespace}"
 
 
+def described(space: str) -> str:
+    """A namespace that `namespace` returned, for messages."""
+    name = space.partition(":")[2]
+    try:
+        uuid.UUID(name)
+    except ValueError:
+        return f"the Ray namespace {name!r}"
+    return (
+        f"the Ray namespace {name!r}. It is anonymous, of this driver alone: give the programs that belong together "
+        "one by ray.init(namespace=…)"
+    )
+
+
 def find_actor(name: str, space: str) -> Any:
     """The handle of a named actor; ``None`` when there is none."""
     try:
@@ -144,8 +158,8 @@ def answer(call: Any, timeout: float) -> Any:
     """The result of a call of an actor, which itself takes at most ``timeout`` seconds."""
     ray = initialised()
     try:
-        return ray.get(call, timeout=timeout + _MARGIN_S)
-    except ray.exceptions.GetTimeoutError:
+        return call.future().result(timeout + _MARGIN_S)  # Ray warns of `ray.get` in all threads of an async actor
+    except TimeoutError:
         raise WaitTimeout(f"an actor of Ray has not answered within {timeout + _MARGIN_S:.0f} s") from None
     except ray.exceptions.RayActorError as gone:
         raise ActorGone(str(gone)) from None

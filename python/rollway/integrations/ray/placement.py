@@ -78,10 +78,10 @@ class RayPlacement:
         }
         return cluster.initialised().remote(CollectorActor).options(**options).remote()
 
-    def needs(self) -> str:
-        """What each collector takes, for messages."""
+    def needs(self) -> dict[str, float]:
+        """What each collector takes, by the names that Ray has for it."""
         taken = {"CPU": self.num_cpus, "GPU": self.num_gpus, **self.resources}
-        return ", ".join(f"{number:g} {what}" for what, number in taken.items() if number) or "nothing"
+        return {what: number for what, number in taken.items() if number}
 
 
 class ActorSupervisor(CollectorSupervisor):
@@ -151,9 +151,11 @@ class ActorSupervisor(CollectorSupervisor):
 
     def _why_late(self, how_many: str) -> str:
         ray = cluster.initialised()
-        free, total = ray.available_resources().get("CPU", 0.0), ray.cluster_resources().get("CPU", 0.0)
+        free, total, needs = ray.available_resources(), ray.cluster_resources(), self._placement.needs()
+        takes = ", ".join(f"{number:g} {what}" for what, number in needs.items()) or "nothing"
+        scarce = [what for what, number in needs.items() if free.get(what, 0.0) < number] or list(needs)
+        has = ", ".join(f"{free.get(what, 0.0):g} of the cluster's {total.get(what, 0.0):g} {what}" for what in scarce)
         return (
-            f"Ray has placed {how_many} within {self._placement.start_timeout_s:g} s: each takes "
-            f"{self._placement.needs()}, and {free:g} of the cluster's {total:g} CPUs are free. Start fewer "
-            "collectors, add nodes, or let each take less: RayPlacement(num_cpus=…)"
+            f"Ray has placed {how_many} within {self._placement.start_timeout_s:g} s: each takes {takes}, and "
+            f"{has or 'enough'} is free. Start fewer collectors, add nodes, or let each take less: RayPlacement(…)"
         )

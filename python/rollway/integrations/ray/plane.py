@@ -13,11 +13,12 @@ from rollway.integrations.ray.learner_entry import Kind, LearnerEntry
 from rollway.integrations.ray.node_forwarder import NodeForwarder, node_actor_name
 from rollway.integrations.ray.node_link import Run
 from rollway.integrations.ray.publication import registry_name
+from rollway.integrations.ray.registry import Refused
+from rollway.integrations.ray.run_weights import RunWeights
 from rollway.records import ShmRecordClient
 from rollway.ring import ShmClient
 from rollway.schema.arrays import Casting
 from rollway.transport.policies import OnFull
-from rollway.weights import WeightSync
 
 Route = Literal["auto", "forwarder"]
 _FORCED = "ROLLWAY_RAY_FORWARD"
@@ -106,13 +107,12 @@ class Plane:
         segment = entry.ring.name if is_here else self._ask_node(entry, "open_ring", entry.rank)
         return made(segment, given, on_full=on_full, **options)
 
-    def weights(self) -> WeightSync:
+    def weights(self) -> RunWeights:
         """The learner's weights, through a copy on this node that one connection keeps current.
 
-        Read them as with `WeightSync.attach`. After a restart of the learner that begins its versions anew, call this
-        again.
+        Read them as any `WeightSync`. They follow a learner that is restarted.
         """
-        return WeightSync.attach(self.weights_name(), connect_timeout_s=self._timeout_s)
+        return RunWeights(self, self._timeout_s)
 
     def ring_name(self, rank: int = 0) -> str:
         """The segment of this machine into which its workers write for that rank."""
@@ -121,21 +121,22 @@ class Plane:
             return str(entry.ring.name)
         return self._ask_node(entry, "open_ring", rank)
 
-    def weights_name(self) -> str:
+    def weights_name(self, timeout_s: float | None = None) -> str:
         """The segment of this machine from which its workers read the weights."""
-        entry = self._ask("weights")
+        entry = self._ask("weights", timeout_s=timeout_s)
         if entry.weights is not None and self._is_here(entry, entry.weights):
             return str(entry.weights.name)
-        return self._ask_node(entry, "open_weights")
+        return self._ask_node(entry, "open_weights", timeout_s=timeout_s)
 
     def _is_here(self, entry: LearnerEntry, segment: Any) -> bool:
         """Whether this process opens the learner's segment itself."""
         return not self._forced and entry.node_id == cluster.node_id() and segment.is_here()
 
-    def _ask(self, call: str, *arguments: Any) -> Any:
+    def _ask(self, call: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         """The answer of the run's registry, which is looked for and asked until the time is over."""
-        looks = Looks(self._timeout_s)
-        why = f"nothing is published under that name in the Ray namespace {self._space.partition(':')[2]!r}"
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        looks = Looks(timeout_s)
+        why = f"nothing is published under that name in {cluster.described(self._space)}"
         while looks.again():
             registry = cluster.find_actor(registry_name(self.name), self._space)
             if registry is None:
@@ -146,17 +147,20 @@ class Plane:
             except ActorGone:
                 why = "its learner is gone"
                 continue
+            if isinstance(said, Refused):
+                raise InvalidArgument(f"run {self.name!r} was found, but {said.why}")
             if not isinstance(said, str):
                 return said
             why = said
         raise LearnerUnreachable(
-            f"run {self.name!r} was not found within {self._timeout_s} s: {why}. Is the learner running, and does it "
+            f"run {self.name!r} gave no answer within {timeout_s} s: {why}. Is the learner running, and does it "
             "publish under this name?"
         )
 
-    def _ask_node(self, entry: LearnerEntry, call: str, *arguments: Any) -> str:
+    def _ask_node(self, entry: LearnerEntry, call: str, *arguments: Any, timeout_s: float | None = None) -> str:
         """The answer of the forwarder of this node, which is started if there is none."""
-        looks, node = Looks(self._timeout_s), cluster.node_id()
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        looks, node = Looks(timeout_s), cluster.node_id()
         run = Run(self.name, entry.run_id, self._space)
         why = "Ray did not start it"
         while looks.again():
@@ -179,7 +183,7 @@ class Plane:
                 raise said
             why = str(said)
         raise LearnerUnreachable(
-            f"the forwarder of this node gives no way to run {self.name!r} within {self._timeout_s} s: {why}"
+            f"the forwarder of this node gives no way to run {self.name!r} within {timeout_s} s: {why}"
         )
 
     def _check_versions(self, version: str, protocol: int) -> None:

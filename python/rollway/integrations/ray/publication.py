@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from rollway.errors import ClusterUnavailable, InvalidArgument, RollwayError, RunNameTaken
 from rollway.integrations.ray import cluster
@@ -17,6 +18,7 @@ from rollway.integrations.ray.lease import Lease
 from rollway.integrations.ray.registry import Registered, Registry
 from rollway.transport import TcpEndpoint, TcpTransport
 from rollway.transport.learner_end import EndsWithBlock
+from rollway.transport.policies import IfExists
 from rollway.weights import WeightSync
 
 _log = logging.getLogger(__name__)
@@ -36,6 +38,7 @@ def publish(
     timeout_s: float = 60.0,
     reconnect_timeout_s: float = 60.0,
     weights_fan_out: int = 4,
+    if_exists: IfExists | None = None,
 ) -> Publication:
     """Puts a learner under a name in the Ray namespace of this process: workers of any node `connect` to it.
 
@@ -57,6 +60,10 @@ def publish(
         reconnect_timeout_s: When this process dies, how long the nodes keep what their workers have sent, and wait for
             a learner that publishes under the same name and rank.
         weights_fan_out: How many nodes fetch the weights from the learner. The others fetch from these, and so on.
+        if_exists: When an earlier learner of that name died, or was ended by an exception or Ctrl-C, less than its
+            ``reconnect_timeout_s`` ago: ``"resume"`` goes on with its workers, and gets what they have sent meanwhile.
+            ``"replace"`` begins anew: what the nodes have goes, and its workers get `ConnectionClosedError`.
+            ``"error"``: `RunNameTaken`. Left out, it resumes with a warning.
 
     `RunNameTaken` says which process has the name. `ClusterUnavailable`: Ray is not initialised, or does not answer.
     """
@@ -69,7 +76,18 @@ def publish(
         raise InvalidArgument(f"rank = {rank} is out of range: 0 to world_size - 1. Here world_size is {total}")
     if weights_fan_out < 1:
         raise InvalidArgument(f"weights_fan_out = {weights_fan_out} is out of range: at least 1")
-    publication = Publication(name, timeout_s)
+    if not name:
+        raise InvalidArgument("the name of a run is empty: give publish() a name that workers can connect to")
+    if weights is not None and not isinstance(weights, WeightSync):
+        raise InvalidArgument(
+            f"weights is a {type(weights).__name__}: give publish() the handle that you write the weights with, "
+            "as made by SharedWeightSync.from_state_dict(…)"
+        )
+    if if_exists not in (None, *get_args(IfExists)):
+        raise InvalidArgument(
+            f"if_exists is {if_exists!r}; it must be one of {', '.join(map(repr, get_args(IfExists)))}"
+        )
+    publication = Publication(name, timeout_s, if_exists)
     try:
         for offset, one in enumerate(given):
             publication._add(
@@ -94,10 +112,10 @@ class Publication(EndsWithBlock):
     goes on with the workers that wait.
     """
 
-    def __init__(self, name: str, timeout_s: float) -> None:
+    def __init__(self, name: str, timeout_s: float, if_exists: IfExists | None) -> None:
         self.name = name
         """That of the run."""
-        self._timeout_s = timeout_s
+        self._timeout_s, self._if_exists = timeout_s, if_exists
         self._ranks: list[_PublishedRank] = []
 
     @property
@@ -111,7 +129,7 @@ class Publication(EndsWithBlock):
         way_in: Any = server.add_transport(transport)
         try:
             entry = LearnerEntry.of(server, way_in, weights, host=host, node_id=cluster.node_id(), **numbers)
-            self._ranks.append(_PublishedRank(self.name, entry, way_in, self._timeout_s))
+            self._ranks.append(_PublishedRank(self.name, entry, way_in, self._timeout_s, self._if_exists))
         except BaseException:
             way_in.stop()
             raise
@@ -132,7 +150,9 @@ class Publication(EndsWithBlock):
 class _PublishedRank:
     """One learner under the name; registers it again when the registry is lost."""
 
-    def __init__(self, run: str, entry: LearnerEntry, way_in: TcpEndpoint, timeout_s: float) -> None:
+    def __init__(
+        self, run: str, entry: LearnerEntry, way_in: TcpEndpoint, timeout_s: float, if_exists: IfExists | None
+    ) -> None:
         self.entry = entry
         self.ended = False
         self._run, self._space = run, cluster.namespace()
@@ -140,7 +160,7 @@ class _PublishedRank:
         self._timeout_s = timeout_s
         self._generation = 0
         self._changing = threading.Lock()
-        self._lease = self._register()
+        self._lease = self._register(if_exists)
         self._keeper = threading.Thread(target=self._keep, name=f"rollway-publish-{run}", daemon=True)
         self._keeper.start()
 
@@ -165,12 +185,12 @@ class _PublishedRank:
                     return
                 try:
                     self._generation += 1
-                    self._lease = self._register()
+                    self._lease = self._register("resume")
                 except (RollwayError, OSError) as error:
                     _log.error("run %r can no longer be found: its registry was lost, and %s", self._run, error)
                     return
 
-    def _register(self) -> Lease:
+    def _register(self, if_exists: IfExists | None) -> Lease:
         """Finds or starts the registry, and takes the lease."""
         looks = Looks(self._timeout_s)
         why = "no answer"
@@ -180,8 +200,10 @@ class _PublishedRank:
                 Registry, registry_name(self._run), self._space, self.entry.node_id, arguments, max_restarts=0
             )
             try:
-                answer = cluster.answer(registry.register.remote(self.entry, self._generation), looks.left)
+                answer = cluster.answer(registry.register.remote(self.entry, self._generation, if_exists), looks.left)
                 if isinstance(answer, Registered):
+                    if answer.resumes_after_s is not None and if_exists is None:
+                        _warn_of_resuming(self._run, answer.resumes_after_s)
                     self._generation = answer.generation
                     self.entry = replace(self.entry, run_id=answer.run_id)
                     return Lease(answer.host, answer.port, answer.key, max(looks.left, 1.0))
@@ -195,6 +217,15 @@ class _PublishedRank:
         raise ClusterUnavailable(
             f"Ray did not start the registry of run {self._run!r} within {self._timeout_s} s ({why})"
         )
+
+
+def _warn_of_resuming(run: str, after_s: float) -> None:
+    warnings.warn(
+        f"run {run!r} had a learner that ended {after_s:.0f} seconds ago: this one goes on with its workers, and gets what "
+        'they have sent meanwhile. To do so without this warning, give if_exists="resume"; to begin anew, '
+        'if_exists="replace"',
+        stacklevel=6,
+    )
 
 
 def registry_name(run: str) -> str:

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import secrets
 import time
-import zlib
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -30,6 +30,7 @@ from rollway.integrations.ray.cluster import end_this_actor
 from rollway.integrations.ray.learner_entry import LearnerEntry
 from rollway.integrations.ray.lease import KEY_BYTES, PRESENT, WITHDRAWN, ask_when_silent
 from rollway.integrations.ray.weight_tree import FetchTree
+from rollway.transport.policies import IfExists
 
 _LEASE_WAIT_S = 10.0  # for the connection of a learner that has registered
 _MIRROR_WAIT_S = 30.0  # for the copy of a node that has asked from whom to fetch
@@ -58,6 +59,12 @@ class LinkId(NamedTuple):
     """To a learner of the run. The run goes on for it if another registry takes the place of a lost one."""
 
 
+class Refused(NamedTuple):
+    """What is no use to wait for."""
+
+    why: str
+
+
 class Registered(NamedTuple):
     """What a learner or a node gets that was let in."""
 
@@ -66,6 +73,8 @@ class Registered(NamedTuple):
     key: bytes
     generation: int
     run_id: str
+    resumes_after_s: float | None = None
+    """How long ago the learner ended whose run goes on; ``None`` if the run is new."""
 
 
 @dataclass
@@ -125,19 +134,27 @@ class Registry:
         """Rollway's version here, and its wire protocol. Every version has this call."""
         return __version__, WIRE_PROTOCOL
 
-    async def register(self, entry: LearnerEntry, generation: int) -> Registered | str:
+    async def register(
+        self, entry: LearnerEntry, generation: int, if_exists: IfExists | None = "resume"
+    ) -> Registered | str:
         """Expects the lease of a learner, or says why not. ``generation``: above that of a registry that was lost."""
         if self._world_size and self._any("present", "expected") and entry.world_size != self._world_size:
             return f"its learners have world_size={self._world_size}, this one has {entry.world_size}"
         known = self._ranks.get(entry.rank)
         if known is not None and known.state in ("present", "expected") and known.entry.identity != entry.identity:
             return f"its rank {entry.rank} is {known.entry.place}, since {time.monotonic() - known.since:.0f} s"
+        lost = [one for one in self._ranks.values() if one.state == "lost" and not one.is_over]
+        since = None if not lost else time.monotonic() - max(one.since for one in lost)
+        if since is not None and if_exists == "error":
+            return f"its learner ended {since:.0f} s ago, and its workers wait for the next one"
         if self._server is None:
             self._server = await asyncio.start_server(self._hold, self._host, 0)
         if generation > self._generation:
             self._generation, self._next_number = generation, generation * _GENERATION_NUMBERS
-        if all(rank.is_over for rank in self._ranks.values()):
+        begins_anew = if_exists == "replace" and not self._any("present", "expected")
+        if begins_anew or all(rank.is_over for rank in self._ranks.values()):
             self._begin_run(entry.run_id or secrets.token_hex(8))
+            known = since = None
         elif entry.run_id:
             self._go_on_with(entry.run_id)
         entry = replace(entry, run_id=self._run_ids[0])
@@ -146,7 +163,7 @@ class Registry:
         rank.since = time.monotonic()
         self._ranks[entry.rank] = rank
         asyncio.get_running_loop().call_later(_LEASE_WAIT_S, self._forget_expected, rank)
-        return self._registered(rank.key)
+        return self._registered(rank.key)._replace(resumes_after_s=since)
 
     def _registered(self, key: bytes) -> Registered:
         assert self._server is not None
@@ -167,20 +184,24 @@ class Registry:
             self._run_ids.append(run_id)
             self._notify()
 
-    async def learner(self, rank: int | None, timeout: float) -> LearnerEntry | str:
+    async def learner(self, rank: int | None, timeout: float) -> LearnerEntry | str | Refused:
         """A learner that is present, without its secret; ``rank=None``: any. Or why there is none in time."""
+        if self._lacks(rank):
+            return Refused(self._why_none(rank))
         found = await self._when(lambda: self._find(rank), timeout)
         return self._why_none(rank) if found is None else found.entry.without_secret()
 
     async def join(
         self, worker: str | None, rank: int | None, key: str | None, timeout: float
-    ) -> tuple[LearnerEntry, int] | str:
+    ) -> tuple[LearnerEntry, int] | str | Refused:
         """The learner of a worker, without its secret, and the worker's number.
 
         ``worker``: what Ray calls it, also after a restart. It keeps its rank, so that restarts do not crowd one.
         """
+        if self._lacks(rank):
+            return Refused(self._why_none(rank))
         if key is not None and await self._when(lambda: self._world_size or None, timeout):
-            rank = zlib.crc32(key.encode()) % self._world_size
+            rank = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest()) % self._world_size
         found = await self._when(lambda: self._rank_for(worker) if rank is None else self._find(rank), timeout)
         if found is None and rank is None:
             found = self._least_busy()
@@ -219,7 +240,9 @@ class Registry:
     async def weights(self, timeout: float) -> LearnerEntry | str:
         """The first rank that has weights, without its secret."""
         found = await self._when(self._find_weights, timeout)
-        return "none of its learners has published weights" if found is None else found.entry.without_secret()
+        if found is None:
+            return "none of its learners has published weights: publish(…, weights=…) gives them to workers"
+        return found.entry.without_secret()
 
     async def weights_from(self, link: LinkId, node: str, timeout: float) -> LearnerEntry | Status:
         """The first rank that has weights, with the address and secret of the place from which the node fetches them.
@@ -378,9 +401,13 @@ class Registry:
         having = [rank for rank in self._present().values() if rank.entry.weights is not None]
         return min(having, key=lambda one: one.entry.rank, default=None)
 
+    def _lacks(self, rank: int | None) -> bool:
+        """Whether there is no such rank."""
+        return rank is not None and self._world_size > 0 and not 0 <= rank < self._world_size
+
     def _why_none(self, rank: int | None) -> str:
         asked = [one for one in self._ranks.values() if rank in (None, one.entry.rank)]
-        if rank is not None and self._world_size and not 0 <= rank < self._world_size:
+        if self._lacks(rank):
             return f"it has no rank {rank}: its ranks are 0 to {self._world_size - 1}"
         what = "its learner" if rank is None else f"its rank {rank}"
         if not asked:

@@ -115,7 +115,9 @@ class RunWeights(WeightSync):
         core = Weights.attach(name, connect_timeout_s=0.0, threads=self._threads)
         if core.schema != self._tree.text:
             core.close()
-            raise self._tree.explain(ForeignSchema(f"of the learner that came back to run {self._run.name!r}", core.schema))
+            raise self._tree.explain(
+                ForeignSchema(f"of the learner that came back to run {self._run.name!r}", core.schema)
+            )
         self._floor = max(self._floor, self._core.version)
         self._closers[:] = [core.close]
         self._core, self._identity, self._gone_since = core, identity, None  # the last call on the old one closes it
