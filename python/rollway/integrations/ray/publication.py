@@ -221,8 +221,8 @@ class _PublishedRank:
 
 def _warn_of_resuming(run: str, after_s: float) -> None:
     warnings.warn(
-        f"run {run!r} had a learner that ended {after_s:.0f} seconds ago: this one goes on with its workers, and gets what "
-        'they have sent meanwhile. To do so without this warning, give if_exists="resume"; to begin anew, '
+        f"run {run!r} had a learner that ended {after_s:.0f} seconds ago: this one goes on with its workers, and gets "
+        'what they have sent meanwhile. To do so without this warning, give if_exists="resume"; to begin anew, '
         'if_exists="replace"',
         stacklevel=6,
     )

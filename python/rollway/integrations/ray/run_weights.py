@@ -1,4 +1,4 @@
-"""RunWeights: the weights of a run, as its workers read them. They follow the learner to the one that comes after it."""
+"""RunWeights: the weights of a run, as its workers read them. They follow a learner that is restarted."""
 
 from __future__ import annotations
 
