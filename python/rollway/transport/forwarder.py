@@ -42,8 +42,9 @@ class Forwarder(ForwarderBase):
         rows: Samples of a batch of the node's ring. Left out: as many as have about 256 KiB, at most 1024.
         num_buffers: Batches that the ring has room for. Left out: about 16 MiB, 4 to 64 of them.
         on_full: What workers do when the ring is full; ``"drop_oldest"`` drops nothing that may have been sent.
-        on_restart: What happens to samples that were sent and not acknowledged when the learner is restarted or has
-            forgotten this forwarder; as for `TcpClient`. With ``"raise"`` the forwarder ends, and `error` says why.
+        on_restart: What happens to samples that were sent and not acknowledged when the learner is restarted with a new
+            ring or has forgotten this forwarder; as for `TcpClient`. With ``"raise"`` the forwarder ends, and `error`
+            says why. A learner that resumes its ring gets each sample once, whatever is chosen here.
         max_peers: How many workers may be attached at once; at most 1023.
         connect_timeout_s: How long to wait for the learner to appear.
         reconnect_timeout_s: How long to try again after a connection was lost, before the forwarder ends.

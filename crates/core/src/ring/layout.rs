@@ -6,6 +6,8 @@
 //!      ├─────────────────────────────────────────────────────────────┤
 //!      │ Buffer × num_buffers (64 B)   word, target, sealed, sent    │
 //!      ├─────────────────────────────────────────────────────────────┤
+//!      │ SessionEntry × 1,024 (64 B)   id, next, log, holder         │
+//!      ├─────────────────────────────────────────────────────────────┤
 //!      │ Slot × num_buffers × batch_size (32 B)   word, stamp        │
 //! page ├─────────────────────────────────────────────────────────────┤
 //!      │ buffer 0: leaf 0 [batch_size × leaf bytes] │ leaf 1 […] │ … │  each leaf aligned to 64
@@ -54,6 +56,9 @@ pub const ANY_SLOT: u64 = u64::MAX;
 
 /// The bit of [`sent_batch`](Buffer::sent_batch) that tells a batch from none: after 2⁴⁰ batches, one has the number 0.
 pub const NUMBERED: u64 = 1 << 63;
+
+/// How many remote clients a ring remembers.
+pub const SESSIONS: usize = 1024;
 
 /// The number of a batch.
 pub type BatchNo = Serial;
@@ -259,6 +264,26 @@ pub struct Buffer {
     pub sent_first: AtomicU64,
 }
 
+/// What one remote client has delivered; see [`sessions`](super::sessions).
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct SessionEntry {
+    /// The 16 bytes that name the session. The first word is 0 while no session is here.
+    pub id: [AtomicU64; 2],
+    /// Every sample below is committed, or was dropped as the policy says.
+    pub next: AtomicU64,
+    /// Where `next` will be when the logged run is committed. Not above `next`: nothing is logged.
+    pub target: AtomicU64,
+    /// The logged run. A [`Place`]: its batch, and the buffer.
+    pub place: AtomicU64,
+    /// Its first slot (32), and how many (32).
+    pub run: AtomicU64,
+    /// Which server has it, if any ([`Owner::pack_maybe`]).
+    pub holder: AtomicU64,
+    /// CLOCK_MONOTONIC when it was given back. The lowest bit: its client said goodbye.
+    pub left_ns: AtomicU64,
+}
+
 /// What a producer writes beside its payload.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -287,6 +312,7 @@ unsafe impl Sync for Slot {}
 const _: () = {
     assert!(size_of::<Slot>() == 32);
     assert!(size_of::<Buffer>() == 64);
+    assert!(size_of::<SessionEntry>() == 64);
     assert!(size_of::<WriteLine>() == 64);
     assert!(std::mem::offset_of!(Slot, stamp) == 8);
 };
@@ -301,6 +327,7 @@ pub struct Geometry {
     /// Where each leaf starts in a buffer.
     pub leaf_offsets: Vec<usize>,
     pub buffers_offset: usize,
+    pub sessions_offset: usize,
     pub slots_offset: usize,
     pub payload_offset: usize,
     /// From one buffer's payload to the next.
@@ -334,7 +361,8 @@ impl Geometry {
 
     fn derive(batch_size: usize, num_buffers: usize, leaf_bytes: &[usize]) -> Option<Geometry> {
         let buffers_offset = size_of::<Control>();
-        let slots_offset = buffers_offset + num_buffers * size_of::<Buffer>();
+        let sessions_offset = buffers_offset + num_buffers * size_of::<Buffer>();
+        let slots_offset = sessions_offset + SESSIONS * size_of::<SessionEntry>();
         let slots_bytes = num_buffers.checked_mul(batch_size)?.checked_mul(size_of::<Slot>())?;
         let payload_offset = slots_offset.checked_add(slots_bytes)?.checked_next_multiple_of(PAGE)?;
         let mut end = 0usize;
@@ -353,6 +381,7 @@ impl Geometry {
             leaf_bytes: leaf_bytes.to_vec(),
             leaf_offsets,
             buffers_offset,
+            sessions_offset,
             slots_offset,
             payload_offset,
             buffer_stride,

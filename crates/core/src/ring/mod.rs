@@ -7,6 +7,7 @@
 //! | [`recovery`] | what the dead leave behind |
 //! | [`producer`], [`consumer`] | the two handles, and the guards that commit, abort and release |
 //! | [`forwarding`] | a consumer that sends its batches on: their numbers, which outlive it |
+//! | [`sessions`] | what each remote client has delivered, which outlives the learner |
 //!
 //! A [`Producer`] and a [`Consumer`] each hold a seat in the segment. A [`Slot`] dropped without commit is aborted; a
 //! [`Batch`] dropped is released. Both keep the mapping alive.
@@ -17,6 +18,7 @@ pub mod layout;
 pub mod producer;
 pub mod protocol;
 pub mod recovery;
+pub mod sessions;
 
 use crate::error::{Error, Result};
 pub use crate::policies::{IfExists, OnFull};
@@ -24,7 +26,7 @@ use crate::segment::{Owner, Seat, Segment, Spec};
 use crate::sys::sync::{AtomicU64, Ordering};
 pub use crate::sys::wait::{self, Deadline};
 pub use consumer::{Batch, Consumer};
-use layout::{BufferKind, BufferWord, Geometry, KIND, ON_FULL_WORD, SlotKind, SlotWord, Stamp};
+use layout::{BufferKind, BufferWord, Geometry, KIND, ON_FULL_WORD, SESSIONS, SlotKind, SlotWord, Stamp};
 pub use producer::{Producer, Slot};
 use protocol::{Damage, Protocol};
 use recovery::Repairs;
@@ -123,6 +125,7 @@ impl Ring {
             Protocol {
                 control: segment.control(),
                 buffers: segment.words(geometry.buffers_offset, geometry.num_buffers),
+                sessions: segment.words(geometry.sessions_offset, SESSIONS),
                 slots: segment.words(geometry.slots_offset, geometry.num_buffers * geometry.batch_size),
                 batch_size: geometry.batch_size,
                 block: geometry.block,

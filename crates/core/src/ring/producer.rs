@@ -294,6 +294,13 @@ impl Producer {
     /// Stamps and publishes a claim; each row has an origin of its own. Every payload byte is written.
     #[inline(always)]
     pub fn commit_each(&self, claim: Claim, origins: impl Iterator<Item = Origin>) {
+        self.stamp(&claim, origins);
+        self.ring.protocol().commit(claim);
+    }
+
+    /// Stamps a claim that is about to be published. Every payload byte is written.
+    #[inline(always)]
+    pub(super) fn stamp(&self, claim: &Claim, origins: impl Iterator<Item = Origin>) {
         crash_point(Point::SlotWritten);
         let protocol = self.ring.protocol();
         let committed_ns = monotonic_ns();
@@ -308,7 +315,6 @@ impl Producer {
             unsafe { slot.stamp.get().write(stamp) };
         }
         self.seat.note_commit(claim.len, committed_ns, last_version);
-        protocol.commit(claim);
     }
 
     /// Adds a copy that took `ns`, and stands for `of` copies like it, to the time that this producer copies.

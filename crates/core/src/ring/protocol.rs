@@ -31,7 +31,8 @@
 //! I9  `cursor`, `holes` and `target` are hints. Wrong ones cost time: a scan, or a liveness poll.
 
 use super::layout::{
-    ANY_SLOT, BatchNo, Buffer, BufferKind, BufferWord, Control, NUMBERED, Place, Slot, SlotKind, SlotWord,
+    ANY_SLOT, BatchNo, Buffer, BufferKind, BufferWord, Control, NUMBERED, Place, SessionEntry, Slot,
+    SlotKind, SlotWord,
 };
 pub use crate::error::Damage;
 use crate::segment::{Owned, Owner};
@@ -122,6 +123,7 @@ struct Unfinished {
 pub struct Protocol<'a> {
     pub control: &'a Control,
     pub buffers: &'a [Buffer],
+    pub sessions: &'a [SessionEntry],
     pub slots: &'a [Slot],
     pub batch_size: usize,
     /// How many slots the cursor moves for a producer of single samples: as many small ones as keep two producers off

@@ -12,6 +12,11 @@
 //! | `BatchSealed` | a batch partly closed | the next consumer's look | closed to the end |
 //! | `FirstNumbered` | a batch Taken by a dead forwarder, without numbers | the next forwarder | Filling: offered again |
 //! | `BatchNumbered`, `NumbersMoved` | the same, with numbers; the next number may not have moved | the next forwarder | sent again under its numbers ([`forwarding`](super::forwarding)) |
+//! | `SessionEmptied` | an entry of a dead server, for no session | the next server | free |
+//! | `RunPlaced` | slots Claimed by a dead server | as for a claim | Free: the client sends the samples again |
+//! | `RunLogged`, `SlotReady`, `RunCommitted` | a logged run, some of its slots Claimed | as for a claim; the next server | Ready; the next server moves the session's `next` ([`sessions`](super::sessions)) |
+//! | `SessionMoved` | a client that does not know that its samples are committed | the next server | told in the Welcome |
+//! | `RunFinished` | a committed run of a dead server, whose session was not moved | the next server | moved |
 //! | `SeatLeaving`, `NameRemoved` | a ring that is not shut down, with or without its name | the producers' liveness poll | told of the death, at once where the name is gone |
 //! | `NotifyCleared`, `NotifyMoved` | sleepers with no one to wake them | their liveness poll | awake |
 //!
@@ -21,6 +26,7 @@
 
 use super::layout::{BatchNo, BufferKind, BufferWord, Place, SlotKind, SlotWord};
 use super::protocol::{Damage, Protocol};
+use super::sessions::Log;
 use crate::segment::Owner;
 use crate::segment::lease::LivenessMemo;
 use crate::sys::sync::{Ordering, Point, crash_point};
@@ -30,6 +36,8 @@ use crate::sys::sync::{Ordering, Point, crash_point};
 pub struct Repairs {
     /// Slots taken back from dead producers.
     pub slots: usize,
+    /// Slots that dead servers had logged, and that are committed in their place.
+    pub committed: usize,
     /// Batches taken back from dead consumers.
     pub batches: usize,
 }
@@ -39,6 +47,7 @@ pub fn recover(ring: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Result<R
     let mut memo = LivenessMemo::of(is_dead);
     let mut repairs = Repairs::default();
     let mut holes = 0;
+    let mut logs = LogMemo::default();
     for (index, line) in ring.buffers.iter().enumerate() {
         // SYNC ring.filling: Acquire here, AcqRel in `assist`. Then `open` below is not older (I4).
         let word = line.word.load(Ordering::Acquire);
@@ -63,6 +72,14 @@ pub fn recover(ring: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Result<R
             let word = slot.word.load(Ordering::Acquire);
             let claim = SlotWord::unpack(word);
             if claim.batch == batch && claim.kind == SlotKind::Claimed && memo.is_dead(claim.owner) {
+                if logs.of(ring, claim.owner)?.iter().any(|log| log.has(batch, index, position)) {
+                    let ready = SlotWord::new(batch, SlotKind::Ready, claim.owner).pack();
+                    // SYNC ring.ready: Release here, Acquire in `progress`. The log published the payload and the stamp (S2, S5).
+                    let won =
+                        slot.word.compare_exchange(word, ready, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+                    repairs.committed += won as usize;
+                    continue;
+                }
                 ring.control.write.holes.fetch_add(1, Ordering::Relaxed);
                 crash_point(Point::HoleCounted);
                 // SYNC ring.claim: Release here, Acquire in `claim_slot`.
@@ -85,10 +102,23 @@ pub fn recover(ring: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Result<R
         ring.control.writable.notify_if_waiting();
         ring.control.readable.notify_if_waiting(); // The batch may be sealed, and complete without these slots.
     }
-    if repairs.batches > 0 {
+    if repairs.batches + repairs.committed > 0 {
         ring.control.readable.notify_if_waiting();
     }
     Ok(repairs)
+}
+
+/// Remembers what the last dead owner had logged: its claims lie side by side.
+#[derive(Default)]
+struct LogMemo(Option<(Owner, Vec<Log>)>);
+
+impl LogMemo {
+    fn of(&mut self, ring: &Protocol<'_>, dead: Owner) -> Result<&[Log], Damage> {
+        if self.0.as_ref().is_none_or(|(owner, _)| *owner != dead) {
+            self.0 = Some((dead, ring.logged_by(dead)?));
+        }
+        Ok(self.0.as_ref().map_or(&[], |(_, logs)| logs))
+    }
 }
 
 /// How many slots of a batch the cursor will not pass again: all of them, unless it is the open one, which it passes twice.

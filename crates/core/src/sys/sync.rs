@@ -274,6 +274,20 @@ points! {
         /// A forwarder gave a record a number, and not those that it took with it; it has not moved the next one.
         RecordSentNumbered,
     }
+    SESSIONS [NotifyCleared, NotifyMoved] {
+        /// A server emptied an entry for another session, and has not named that.
+        SessionEmptied,
+        /// A server noted where a whole run lies, and has not logged it.
+        RunPlaced,
+        /// A server logged a run, and has not committed any of it.
+        RunLogged,
+        /// A server committed a logged run, and has not moved the next number.
+        RunCommitted,
+        /// A server moved the next number past a run, and has not acknowledged it.
+        SessionMoved,
+        /// A process committed a run that a dead server had logged, and has not moved the next number.
+        RunFinished,
+    }
     RECORDS [SeatLeaving, NameRemoved, NotifyCleared, NotifyMoved] {
         /// A producer took a lane, and has not looked into it.
         LaneTaken,

@@ -10,9 +10,10 @@
 use crate::mortal::{Mortal, Testament, VICTIM, explore, kill_everywhere, owner, sorted, spawn, wait_until};
 use loom::cell::UnsafeCell;
 use loom::thread;
-use rollway_core::ring::layout::{Buffer, Control, Slot, SlotWord};
+use rollway_core::ring::layout::{Buffer, Control, SessionEntry, Slot, SlotWord};
 use rollway_core::ring::protocol::{Claim, Claimant, Protocol, Taken};
 use rollway_core::ring::recovery::recover;
+use rollway_core::ring::sessions::Lookup;
 use rollway_core::segment::Owner;
 use rollway_core::sys::sync::{AtomicU32, AtomicU64, EventCount, Ordering, Point, crash_point};
 use std::sync::{Arc, Mutex};
@@ -25,6 +26,7 @@ struct Row([UnsafeCell<u64>; 2]);
 struct Heap {
     control: Box<Control>,
     buffers: Vec<Buffer>,
+    sessions: Vec<SessionEntry>,
     slots: Vec<Slot>,
     rows: Vec<Row>,
     /// One per seat.
@@ -49,6 +51,7 @@ impl Heap {
         let heap = Heap {
             control: Box::default(),
             buffers: (0..num_buffers).map(|_| Buffer::default()).collect(),
+            sessions: vec![SessionEntry::default()],
             slots: (0..count).map(|_| Slot::default()).collect(),
             rows: (0..count).map(|_| Row([UnsafeCell::new(0), UnsafeCell::new(0)])).collect(),
             lanes: (0..=CONSUMER).map(|_| AtomicU64::new(0)).collect(),
@@ -61,8 +64,8 @@ impl Heap {
     }
 
     fn ring(&self) -> Protocol<'_> {
-        let Heap { control, buffers, slots, batch_size, block, .. } = self;
-        Protocol { control, buffers, slots, batch_size: *batch_size, block: *block }
+        let Heap { control, buffers, sessions, slots, batch_size, block, .. } = self;
+        Protocol { control, buffers, sessions, slots, batch_size: *batch_size, block: *block }
     }
 
     fn try_claim(&self, owner: Owner, want: usize) -> Option<Claim> {
@@ -935,6 +938,111 @@ fn a_batch_that_a_killed_consumer_was_closing_is_closed_by_the_next() {
         heap.drain(owner(CONSUMER), &mut received);
         received.extend(&victim.testament().consumed);
         assert_eq!(sorted(received), [1, 2]);
+        victim
+    });
+}
+
+const SESSION: [u8; 16] = [5; 16];
+/// The seat of the server that comes after the one that dies.
+const NEXT_SERVER: usize = 8;
+
+/// Takes the session over from the victim, if it is dead.
+fn take_over(victim: &Victim, heap: &Heap) -> Option<usize> {
+    match heap.ring().take_session(SESSION, owner(NEXT_SERVER), 0, |who| victim.is_dead(who)).unwrap() {
+        Lookup::Taken(entry) => Some(entry),
+        Lookup::Held => None,
+        Lookup::Unknown => panic!("the session is forgotten"),
+    }
+}
+
+/// Commits the next samples of a session: their values are their numbers.
+fn deliver(heap: &Heap, seat: usize, entry: usize, count: usize) {
+    let claim = heap.claim(owner(seat), count);
+    heap.write(&claim, heap.sessions[entry].next.load(Ordering::Relaxed));
+    heap.ring().commit_logged(entry, claim);
+}
+
+/// A server that delivers two samples of a session, while one of another client is on its way.
+fn serve(heap: &Heap, entry: usize) {
+    let on_its_way = heap.claim(owner(VICTIM), 1);
+    deliver(heap, VICTIM, entry, 2);
+    heap.ring().abort(on_its_way);
+}
+
+/// Every number that the session counts has arrived once, and no other.
+fn assert_session_is_right(heap: &Heap, mut received: Vec<u64>) {
+    heap.ring().flush().unwrap();
+    heap.drain(owner(CONSUMER), &mut received);
+    let next = heap.sessions[0].next.load(Ordering::Relaxed);
+    assert_eq!(sorted(received), (0..next).collect::<Vec<_>>());
+}
+
+#[test]
+fn what_a_killed_server_had_logged_is_committed_and_counted_and_nothing_else() {
+    const POINTS: &[Point] = &[
+        Point::SlotWritten,
+        Point::RunPlaced,
+        Point::RunLogged,
+        Point::SlotReady,
+        Point::RunCommitted,
+        Point::SessionMoved,
+    ];
+    kill_everywhere(2, POINTS, |fate| {
+        let heap = Heap::new(3, 2);
+        let entry = heap.ring().add_session(SESSION, 0, owner(VICTIM)).unwrap();
+        let victim = Victim::new();
+        let dying = victim.live(&heap, fate, move |heap, _| serve(heap, entry));
+        recover_from(&victim, &heap);
+        let taken = take_over(&victim, &heap);
+        dying.join().unwrap();
+        let lives = taken.or_else(|| take_over(&victim, &heap)).is_none();
+        assert_eq!(lives, !victim.died());
+        recover_from(&victim, &heap);
+        assert_session_is_right(&heap, Vec::new());
+        victim
+    });
+}
+
+#[test]
+fn a_session_that_changes_hands_while_others_recover_shows_no_unfinished_sample() {
+    kill_everywhere(2, &[Point::RunPlaced, Point::RunLogged, Point::SlotReady], |fate| {
+        let heap = Heap::new(3, 2);
+        let entry = heap.ring().add_session(SESSION, 0, owner(VICTIM)).unwrap();
+        let victim = Victim::new();
+        victim.live(&heap, fate, move |heap, _| serve(heap, entry)).join().unwrap();
+        let (witness, dead) = (victim.clone(), victim.clone());
+        let other = spawn(&heap, move |heap| recover_from(&witness, heap));
+        let next = spawn(&heap, move |heap| {
+            if let Some(entry) = take_over(&dead, heap) {
+                deliver(heap, NEXT_SERVER, entry, 1);
+            }
+        });
+        other.join().unwrap();
+        next.join().unwrap();
+        recover_from(&victim, &heap);
+        assert_session_is_right(&heap, Vec::new());
+        victim
+    });
+}
+
+#[test]
+fn two_servers_that_find_the_session_of_a_dead_one_do_not_both_get_it() {
+    kill_everywhere(2, &[Point::RunLogged, Point::RunCommitted], |fate| {
+        let heap = Heap::new(3, 2);
+        let entry = heap.ring().add_session(SESSION, 0, owner(VICTIM)).unwrap();
+        let victim = Victim::new();
+        victim.live(&heap, fate, move |heap, _| serve(heap, entry)).join().unwrap();
+        let witness = victim.clone();
+        let other = spawn(&heap, move |heap| {
+            let is_dead = |who| witness.is_dead(who);
+            heap.ring().release_dead_sessions(owner(1), 7, is_dead).unwrap();
+        });
+        if let Some(entry) = take_over(&victim, &heap) {
+            deliver(&heap, NEXT_SERVER, entry, 1);
+        }
+        other.join().unwrap();
+        recover_from(&victim, &heap);
+        assert_session_is_right(&heap, Vec::new());
         victim
     });
 }

@@ -20,5 +20,6 @@ mod records;
 mod restarts;
 mod samples;
 mod security;
+mod sessions;
 mod stalls;
 mod weights;

@@ -319,7 +319,7 @@ impl Heap {
 
     fn ring(&self) -> Protocol<'_> {
         let Heap { control, buffers, slots, batch_size, block, .. } = self;
-        Protocol { control, buffers, slots, batch_size: *batch_size, block: *block }
+        Protocol { control, buffers, sessions: &[], slots, batch_size: *batch_size, block: *block }
     }
 
     fn write(&mut self, claim: &Claim, first: u64) {

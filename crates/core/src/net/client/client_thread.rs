@@ -25,11 +25,13 @@ pub struct ClientThread<'a> {
     contact: Contact,
     /// The learner said that it does not know us: the next hello begins a session there, with what is not acknowledged.
     anew: bool,
+    /// The last hello was such a one.
+    was_anew: bool,
 }
 
 impl<'a> ClientThread<'a> {
     pub fn new(shared: &'a Shared) -> ClientThread<'a> {
-        ClientThread { shared, contact: Contact::new(), anew: false }
+        ClientThread { shared, contact: Contact::new(), anew: false, was_anew: false }
     }
 
     /// The work of the thread. Callers learn why it ended.
@@ -52,6 +54,7 @@ impl<'a> ClientThread<'a> {
         };
         // Once only: to a learner that knows us after all, such a hello would be wrong.
         let anew = std::mem::take(&mut self.anew);
+        self.was_anew = anew;
         let hello = {
             let state = shared.lock();
             let outbound = &state.outbound;
@@ -104,7 +107,8 @@ impl<'a> ClientThread<'a> {
                 }
                 match self.shared.on_restart {
                     OnRestart::Drop => state.outbound.drop_sent(&self.shared.counters),
-                    OnRestart::Resend | OnRestart::Raise => self.anew = true,
+                    // A learner that refuses a hello that begins anew knows us after all: it resumed the ring of an earlier one.
+                    OnRestart::Resend | OnRestart::Raise => self.anew = !self.was_anew,
                 }
                 drop(state);
                 self.shared.notify();

@@ -191,10 +191,12 @@ async fn serve_session(
     let mut progress = None;
     let served = async {
         let progress = progress.insert(session.progress().await);
-        if !(hello.oldest..=hello.next).contains(&progress.next) {
+        if !(hello.oldest..=hello.next).contains(&progress.next()) {
             let text = format!(
                 "the learner expects sample {} of this client, but the client has only {} to {}",
-                progress.next, hello.oldest, hello.next
+                progress.next(),
+                hello.oldest,
+                hello.next
             );
             return Err(End::Refused(Refusal::SessionUnknown, text, None));
         }
@@ -206,7 +208,7 @@ async fn serve_session(
             max_rows: ingress.facts().max_rows as u32,
             max_bytes: if takes_records { ingress.facts().largest as u32 } else { 0 },
             credit: FIRST_CREDIT.min(server.window),
-            next: progress.next,
+            next: progress.next(),
             status: ingress.status(),
         };
         wire.queue(&welcome.frame());
@@ -280,7 +282,7 @@ impl Connection<'_> {
                 }
                 // What the client sent before is settled (C3), so of its records those below `next` are in the count.
                 _ => {
-                    let (ingress, sequence) = (self.ingress, progress.next);
+                    let (ingress, sequence) = (self.ingress, progress.next());
                     let pong = || Header { sequence, ..ingress.status().header(Kind::Pong) };
                     handle_control(self.wire, &self.server.spec, &header, pong).await?;
                 }
@@ -290,21 +292,22 @@ impl Connection<'_> {
 
     /// How many rows of a frame came before. A gap is damage.
     pub fn rows_known(&self, header: &Header, progress: &Progress) -> Result<usize, End> {
-        if header.sequence > progress.next {
-            let (sequence, next) = (header.sequence, progress.next);
+        if header.sequence > progress.next() {
+            let (sequence, next) = (header.sequence, progress.next());
             return Err(End::Damaged(format!("a frame begins with number {sequence}, but {next} is next")));
         }
-        let known = (progress.next - header.sequence).min(header.rows as u64);
+        let known = (progress.next() - header.sequence).min(header.rows as u64);
         add(&self.server.counters.duplicates, known);
         Ok(known as usize)
     }
 
     /// Counts a frame that is settled, and acknowledges it.
-    pub async fn finish_frame(&mut self, header: &Header, progress: &Progress) -> Result<(), End> {
+    pub async fn finish_frame(&mut self, header: &Header, progress: &mut Progress) -> Result<(), End> {
         let server = self.server;
         add(&server.counters.frames, 1);
         add(&server.counters.bytes, header.length + HEADER_BYTES as u64);
-        self.acknowledge(progress.next, server.credit(), header.length);
+        progress.note_frame();
+        self.acknowledge(progress.next(), server.credit(), header.length);
         if self.wire.owes_ack() {
             self.wire.flush_ready().await?;
         }

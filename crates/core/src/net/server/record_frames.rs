@@ -115,7 +115,7 @@ impl Connection<'_> {
             if let Some(began) = self.read_into_claims(part.bytes == rest.bytes).await? {
                 let (whole, next) = part.split(rest.index, self.scatter.whole());
                 self.publish(ingress, &rest, &whole, progress).await?;
-                self.acknowledge(progress.next, self.server.credit(), whole.bytes as u64);
+                self.acknowledge(progress.next(), self.server.credit(), whole.bytes as u64);
                 rest.pass(&whole);
                 let staged = self.scatter.record_to_stage();
                 let room = staged.map(|bytes| self.staging_room(bytes, began)).transpose()?;
@@ -134,7 +134,7 @@ impl Connection<'_> {
             self.publish(ingress, &rest, &part, progress).await?;
             rest.pass(&part);
             if !rest.index.is_empty() {
-                self.acknowledge(progress.next, self.server.credit(), part.bytes as u64);
+                self.acknowledge(progress.next(), self.server.credit(), part.bytes as u64);
             }
         }
         self.finish_frame(header, progress).await
@@ -273,7 +273,7 @@ impl Connection<'_> {
             } else if drops(ingress) && sequence >= rest.sequence + rest.known as u64 {
                 dropped += 1;
             }
-            progress.next = progress.next.max(sequence + 1);
+            progress.skip_to(sequence + 1);
         }
         add(&self.server.counters.samples, samples);
         if dropped > 0 {
@@ -281,7 +281,7 @@ impl Connection<'_> {
             ingress.count_dropped(dropped);
         }
         if let Some((sequence, what)) = malformed {
-            self.acknowledge(progress.next, self.server.credit(), 0);
+            self.acknowledge(progress.next(), self.server.credit(), 0);
             self.wire.flush_ready().await?;
             let text = format!(
                 "record {sequence} of producer {producer_id} does not fit the schema: {what}. It was not taken. \

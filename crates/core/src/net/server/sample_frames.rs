@@ -144,7 +144,7 @@ impl Connection<'_> {
             let rows = span.rows();
             match span {
                 Span::Slots(run) => {
-                    run.commit_each(origins_from(sequence));
+                    progress.commit(run, origins_from(sequence));
                     add(&server.counters.samples, rows as u64);
                 }
                 Span::Spill(_) => {
@@ -159,7 +159,7 @@ impl Connection<'_> {
             }
             sequence += rows as u64;
         }
-        progress.next = progress.next.max(sequence);
+        progress.skip_to(sequence);
         let mut done = 0;
         while done < spilled {
             let is_fair = ingress.on_full() == OnFull::Block && placed.turn.is_none();
@@ -168,8 +168,7 @@ impl Connection<'_> {
                 Ok(Some(run)) => {
                     let rows = run.len();
                     self.scatter.copy_spilled(&run, done, spilled);
-                    run.commit_each(origins_from(progress.next));
-                    progress.next += rows as u64;
+                    progress.commit(run, origins_from(progress.next()));
                     done += rows;
                     placed.turn.iter_mut().for_each(|turn| turn.futile = 0);
                     add(&server.counters.samples, rows as u64);
@@ -184,7 +183,7 @@ impl Connection<'_> {
                     break;
                 }
                 Err(Error::Full) => {
-                    self.acknowledge(progress.next, FIRST_CREDIT, 0);
+                    self.acknowledge(progress.next(), FIRST_CREDIT, 0);
                     let turn = placed.turn.get_or_insert_with(|| {
                         add(&server.counters.waited, 1);
                         ingress.note_blocked();
@@ -198,11 +197,11 @@ impl Connection<'_> {
         }
         drop(placed.turn);
         let end = header.sequence + header.rows as u64;
-        debug_assert!(progress.next + (spilled - done + behind) as u64 >= end);
-        progress.next = progress.next.max(end);
+        debug_assert!(progress.next() + (spilled - done + behind) as u64 >= end);
         if placed.refused > 0 {
             self.refuse(end - placed.refused as u64, placed.refused, progress);
         }
+        progress.skip_to(end);
         if spilled > 0 {
             self.scatter.clear(); // Frees the spill buffer.
         }

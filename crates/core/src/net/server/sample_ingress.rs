@@ -20,6 +20,7 @@ use crate::net::wire::frame::Content;
 use crate::net::wire::limits::{MAX_FRAME_BYTES, MAX_FRAME_ROWS};
 use crate::ring::producer::Origin;
 use crate::ring::protocol::Claim;
+use crate::ring::sessions::HeldSession;
 use crate::ring::{Deadline, OnFull, Producer};
 use crate::segment::Seat;
 use crate::sys::sync::Ordering;
@@ -79,7 +80,8 @@ impl SampleIngress {
         self.producer().on_full()
     }
 
-    fn producer(&self) -> &Producer {
+    /// Its producer in the ring.
+    pub fn producer(&self) -> &Arc<Producer> {
         &self.shared.producer
     }
 
@@ -146,13 +148,16 @@ impl Run {
 
     /// Publishes it. Every byte of every leaf is written.
     pub fn commit(self, origin: Origin) {
-        self.commit_each((0..).map(|row| Origin { sequence: origin.sequence + row, ..origin }));
+        self.commit_each((0..).map(|row| Origin { sequence: origin.sequence + row, ..origin }), None);
     }
 
-    /// Publishes it. Every byte of every leaf is written; each row has an origin of its own.
-    pub fn commit_each(mut self, origins: impl Iterator<Item = Origin>) {
-        if let Some(claim) = self.claim.take() {
-            self.ingress.producer().commit_each(claim, origins);
+    /// Publishes it, as the next samples of a session if that is in the segment. Every byte of every leaf is written; each row has
+    /// an origin of its own.
+    pub fn commit_each(mut self, origins: impl Iterator<Item = Origin>, session: Option<&HeldSession>) {
+        let Some(claim) = self.claim.take() else { return };
+        match session {
+            Some(session) => session.commit_each(claim, origins),
+            None => self.ingress.producer().commit_each(claim, origins),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! What each client has delivered, so that a client that lost its connection can go on where it was.
 //!
 //! A session is a client's random name and the number of the next sample that the server expects of it. It outlives its
-//! connections.
+//! connections. Sessions of samples are also in the ring's segment ([`crate::ring::sessions`]), where the next learner that
+//! resumes the ring finds them.
 //!
 //! E1  Only the holder of the session's lock commits its samples and moves its `next`, with no await in between. A second
 //!     connection of the same client ends the first one, and learns `next` only when it has the lock: no commit of the first
@@ -10,9 +11,16 @@
 //! E2  A session with a connection is never forgotten. Without one it is forgotten after a while, or when there are too many
 //!     sessions; those whose clients said goodbye go first.
 //! E3  A client with samples of unknown fate is never let into a session that was forgotten.
+//! E4  While a session has a connection, its entry in the segment is this server's, and moves with `next`. Without one, the entry
+//!     is free for another server of the ring, so it is read again at the next connection. A session of which samples were
+//!     refused has no entry until its client must have been told: the next learner could not tell it.
 
+use super::sample_ingress::Run;
 use crate::net::wire::frame::{Hello, Refusal};
 use crate::net::wire::limits::MAX_FRAME_RECORDS;
+use crate::ring::Producer;
+use crate::ring::producer::Origin;
+use crate::ring::sessions::{HeldSession, Lookup};
 use crate::sys::thread::lock;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -22,18 +30,73 @@ use tokio::sync::{OwnedMutexGuard, watch};
 type Id = [u8; 16];
 
 /// Where a session stands. Guarded by its lock (E1).
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Progress {
-    /// Every sample below is committed, or was dropped or refused as the policy says.
-    pub next: u64,
+    next: u64,
     /// `(first, count)` of what was refused lately: a client that lost its connection is told again.
     refused: VecDeque<(u64, u32)>,
+    /// After so many frames the client has been told of all refusals.
+    untold_frames: usize,
+    /// The ring in whose segment the session is, and its name.
+    place: Option<(Arc<Producer>, Id)>,
+    /// Its entry there (E4). `None`: it has no connection, or a refusal, or all entries are in use.
+    stored: Option<HeldSession>,
 }
 
 impl Progress {
+    /// Every sample below is committed, or was dropped or refused as the policy says.
+    pub fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// Reads the entry again, now that the session has a connection (E4).
+    fn load(&mut self) -> Result<(), (Refusal, String)> {
+        let Some((ring, id)) = &self.place else { return Ok(()) };
+        if let Some(stored) = find(ring, *id, Duration::MAX)? {
+            (self.next, self.stored) = (stored.next(), Some(stored));
+        }
+        self.store();
+        Ok(())
+    }
+
+    /// Gives the session an entry, if it has none and may have one.
+    fn store(&mut self) {
+        if self.untold_frames == 0
+            && self.stored.is_none()
+            && let Some((ring, id)) = &self.place
+        {
+            self.stored = HeldSession::add(ring, *id, self.next).ok().flatten();
+        }
+    }
+
+    /// Counts a frame that is settled.
+    pub fn note_frame(&mut self) {
+        if self.untold_frames > 0 {
+            self.untold_frames -= 1;
+            self.store();
+        }
+    }
+
+    /// Commits a run of the next samples.
+    pub fn commit(&mut self, run: Run, origins: impl Iterator<Item = Origin>) {
+        self.next += run.len() as u64;
+        run.commit_each(origins, self.stored.as_ref());
+        debug_assert!(self.stored.as_ref().is_none_or(|stored| stored.next() == self.next));
+    }
+
+    /// Steps over samples that were dropped or refused, or committed elsewhere than in a ring.
+    pub fn skip_to(&mut self, next: u64) {
+        if next > self.next {
+            self.next = next;
+            self.stored.iter().for_each(|stored| stored.skip_to(next));
+        }
+    }
+
     /// Notes a refusal. A client that keeps to its credit knows all refusals but those of its last `window` frames. A frame that
     /// arrives slowly may have a refusal for each record; adjacent ones become one.
     pub fn refuse(&mut self, first: u64, count: u32, window: usize) {
+        self.stored.take().into_iter().for_each(HeldSession::forget);
+        self.untold_frames = window + 1; // This one is counted, too.
         match self.refused.back_mut() {
             Some((start, length)) if *start + u64::from(*length) == first && u32::MAX - *length >= count => {
                 *length += count;
@@ -54,6 +117,19 @@ impl Progress {
     }
 }
 
+/// Takes the entry of a session, if there is one. One without a connection for longer than `keep` is forgotten.
+fn find(ring: &Arc<Producer>, id: Id, keep: Duration) -> Result<Option<HeldSession>, (Refusal, String)> {
+    match HeldSession::take(ring, id, keep) {
+        Ok(Lookup::Taken(stored)) => Ok(Some(stored)),
+        Ok(Lookup::Unknown) => Ok(None),
+        Ok(Lookup::Held) => {
+            let text = "this client has a connection to another server of the same ring, and can move when that has ended";
+            Err((Refusal::Busy, text.to_owned()))
+        }
+        Err(error) => Err((Refusal::Closed, error.to_string())),
+    }
+}
+
 #[derive(Debug)]
 struct Session {
     producer_id: u32,
@@ -69,18 +145,37 @@ struct Session {
     finished: bool,
 }
 
+impl Session {
+    fn new(producer_id: u32, progress: Progress) -> Session {
+        Session {
+            producer_id,
+            progress: Arc::new(tokio::sync::Mutex::new(progress)),
+            arrivals: watch::Sender::new(0),
+            attempt: 0,
+            connections: 0,
+            left: Instant::now(),
+            finished: false,
+        }
+    }
+}
+
 /// All sessions of a transport.
 #[derive(Debug)]
 pub struct Sessions {
     table: Mutex<HashMap<Id, Session>>,
     most: usize,
     keep: Duration,
+    /// Of the ring in whose segment they are, too.
+    ring: Option<Arc<Producer>>,
 }
 
 impl Sessions {
-    /// At most so many, and those without a connection for so long.
-    pub fn new(most: usize, keep: Duration) -> Sessions {
-        Sessions { table: Mutex::default(), most, keep }
+    /// At most so many, and those without a connection for so long. `ring`: where samples are committed, if they are samples.
+    pub fn new(most: usize, keep: Duration, ring: Option<Arc<Producer>>) -> crate::error::Result<Sessions> {
+        if let Some(ring) = &ring {
+            HeldSession::release_dead(ring)?;
+        }
+        Ok(Sessions { table: Mutex::default(), most, keep, ring })
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Id, Session>> {
@@ -99,31 +194,27 @@ impl Sessions {
     ) -> Result<SessionLease, (Refusal, String)> {
         let mut table = self.lock();
         table.retain(|_, session| session.connections > 0 || session.left.elapsed() < self.keep);
-        let known = table.contains_key(&hello.session);
-        if !known {
-            if hello.oldest != hello.next {
-                // The client knows how many: it may have sent more since it said hello.
-                let text = "the learner does not know this client (it was restarted, or has forgotten it), so the fate of what it \
-                     did not acknowledge is unknown";
-                return Err((Refusal::SessionUnknown, text.to_owned())); // E3
+        let mut resumed = true;
+        match table.get_mut(&hello.session) {
+            Some(session) if hello.attempt <= session.attempt => {
+                return Err((Refusal::Busy, "a newer connection of this client is already here".to_owned()));
             }
-            self.make_room(&mut table)?;
+            Some(session) if session.connections > 0 => {} // It has the entry.
+            Some(session) => {
+                if let Ok(mut progress) = session.progress.try_lock() {
+                    progress.load()?;
+                }
+            }
+            None => {
+                let mut progress = self.find(hello)?;
+                resumed = progress.stored.is_some();
+                self.make_room(&mut table)?;
+                progress.store();
+                let producer_id = hello.producer_id.unwrap_or_else(new_id);
+                table.insert(hello.session, Session::new(producer_id, progress));
+            }
         }
-        let session = table.entry(hello.session).or_insert_with(|| Session {
-            producer_id: hello.producer_id.unwrap_or_else(new_id),
-            progress: Arc::new(tokio::sync::Mutex::new(Progress {
-                next: hello.next,
-                refused: VecDeque::new(),
-            })),
-            arrivals: watch::Sender::new(0),
-            attempt: 0,
-            connections: 0,
-            left: Instant::now(),
-            finished: false,
-        });
-        if known && hello.attempt <= session.attempt {
-            return Err((Refusal::Busy, "a newer connection of this client is already here".to_owned()));
-        }
+        let session = table.get_mut(&hello.session).expect("it was found or made");
         session.attempt = hello.attempt;
         session.connections += 1;
         session.arrivals.send_modify(|count| *count += 1);
@@ -131,10 +222,34 @@ impl Sessions {
             sessions: self.clone(),
             id: hello.session,
             producer_id: session.producer_id,
-            resumed: known,
+            resumed,
             progress: session.progress.clone(),
             arrivals: session.arrivals.subscribe(),
         })
+    }
+
+    /// Where a client stands that has no session here: as the segment says, or as the client says if nothing of it can have arrived.
+    fn find(&self, hello: &Hello) -> Result<Progress, (Refusal, String)> {
+        let place = self.ring.clone().map(|ring| (ring, hello.session));
+        let stored = match &place {
+            Some((ring, id)) => find(ring, *id, self.keep)?,
+            None => None,
+        };
+        let next = stored.as_ref().map(HeldSession::next);
+        if let Some(next) = next
+            && (hello.oldest..=hello.next).contains(&next)
+        {
+            return Ok(Progress { next, place, stored, ..Progress::default() });
+        }
+        if hello.oldest != hello.next || next > Some(hello.next) {
+            // The client knows how many: it may have sent more since it said hello.
+            let text = "the learner does not know this client (it was restarted, or has forgotten it), so the fate of what it \
+                 did not acknowledge is unknown";
+            return Err((Refusal::SessionUnknown, text.to_owned())); // E3
+        }
+        // Since the segment was written, the client has sent to a learner with another ring.
+        stored.into_iter().for_each(HeldSession::forget);
+        Ok(Progress { next: hello.next, place, ..Progress::default() })
     }
 
     /// If there are too many sessions, forgets a finished one, or the one that has been without a connection for longest.
@@ -188,6 +303,10 @@ impl SessionLease {
     pub fn finish(self) {
         if let Some(session) = self.sessions.lock().get_mut(&self.id) {
             session.finished = true;
+            let progress = session.progress.try_lock();
+            progress
+                .into_iter()
+                .for_each(|mut progress| progress.stored.iter_mut().for_each(HeldSession::finish));
         }
     }
 }
@@ -197,6 +316,11 @@ impl Drop for SessionLease {
         if let Some(session) = self.sessions.lock().get_mut(&self.id) {
             session.connections = session.connections.saturating_sub(1);
             session.left = Instant::now();
+            if session.connections == 0
+                && let Ok(mut progress) = session.progress.try_lock()
+            {
+                progress.stored = None; // E4
+            }
         }
     }
 }
@@ -224,7 +348,7 @@ mod tests {
     /// A frame that arrives slowly is refused record by record.
     #[test]
     fn every_refusal_of_the_last_frames_is_told_again_however_many_a_frame_has() {
-        let mut progress = Progress { next: 0, refused: VecDeque::new() };
+        let mut progress = Progress::default();
         (0..60).for_each(|record| progress.refuse(record, 1, 1));
         assert_eq!(progress.refused_from(0).collect::<Vec<_>>(), [(0, 60)]);
         assert_eq!(progress.refused_from(28).collect::<Vec<_>>(), [(28, 32)]);
@@ -235,7 +359,7 @@ mod tests {
 
     #[test]
     fn a_connection_that_comes_after_a_younger_one_does_not_take_over() {
-        let sessions = Arc::new(Sessions::new(2, Duration::from_secs(60)));
+        let sessions = Arc::new(Sessions::new(2, Duration::from_secs(60), None).unwrap());
         let (old, young) = (hello(1, 0, 0), hello(1, 0, 0));
         let session = sessions.enter(&young, || 7).unwrap();
         assert!(matches!(sessions.enter(&old, || 7), Err((Refusal::Busy, _))));
@@ -246,7 +370,7 @@ mod tests {
 
     #[test]
     fn a_session_is_remembered_and_the_oldest_idle_one_gives_way() {
-        let sessions = Arc::new(Sessions::new(2, Duration::from_secs(60)));
+        let sessions = Arc::new(Sessions::new(2, Duration::from_secs(60), None).unwrap());
         let first = sessions.enter(&hello(1, 0, 0), || 7).unwrap();
         assert!(!first.resumed);
         drop(first);

@@ -87,6 +87,11 @@ impl TcpServer {
         check_at_least_one("max_connections", spec.max_connections)?;
         check_at_least_one("max_sessions", spec.max_sessions)?;
         check_at_least_one("max_inflight_frames", spec.max_inflight_frames as usize)?;
+        let ring = match &ingress {
+            Some(Ingress::Samples(ingress)) => Some(ingress.producer().clone()),
+            _ => None,
+        };
+        let sessions = Sessions::new(spec.max_sessions, spec.session_ttl, ring)?;
         let given = spec.token.as_deref().map(Token::new).transpose()?;
         let tls = spec.tls.as_ref().map(ServerTls::config).transpose()?;
         // The server listens, but answers no client before the token file is there (F1).
@@ -105,7 +110,7 @@ impl TcpServer {
         };
         let shared = Arc::new(Shared {
             window: spec.max_inflight_frames,
-            sessions: Arc::new(Sessions::new(spec.max_sessions, spec.session_ttl)),
+            sessions: Arc::new(sessions),
             late_until_ns: AtomicU64::new(0),
             staging: Staging::new(
                 spec.staging_bytes.max(ingress.as_ref().map_or(0, |ingress| ingress.facts().largest)),
