@@ -8,8 +8,8 @@
 //! died here  the run is given back ┘     └─ logged: its slots become Ready, and next moves to target
 //! ```
 //!
-//! S1  Only the holder of an entry writes to it. It becomes the holder by one CAS: from none, or from a dead holder whose log is
-//!     finished. A process that finishes the log of a dead holder moves `next` by a CAS from the value that it saw.
+//! S1  Only the holder of an entry writes to it. It becomes the holder by one CAS: from none, or from a dead holder. Before that
+//!     it makes the slots of the dead holder's log Ready; after it, it moves `next` to `target`.
 //! S2  `target` is stored after the payload and the stamps of a run, `place` and `run` (release). From then on the run is never given
 //!     back.
 //! S3  `next` moves to `target` when all slots of the run are Ready. So if `target` is not above `next`, everything below `next` is
@@ -63,8 +63,6 @@ impl<T> Lookup<T> {
 /// A run that was logged and that may not be committed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Log {
-    next: u64,
-    target: u64,
     batch: BatchNo,
     buffer: usize,
     slots: Range<usize>,
@@ -111,7 +109,8 @@ impl SessionEntry {
     fn assign(&self, id: [u64; 2], next: u64) {
         self.empty();
         self.target.store(0, Ordering::Relaxed);
-        self.next.store(next, Ordering::Relaxed);
+        // SYNC session.next: Release here, Acquire in `log_of`. Who sees it does not see the target of an earlier session.
+        self.next.store(next, Ordering::Release);
         self.id[1].store(id[1], Ordering::Relaxed);
         // SYNC session.id: Release here, Acquire in `is`.
         self.id[0].store(id[0], Ordering::Release);
@@ -152,7 +151,7 @@ impl Protocol<'_> {
 
     /// What `holder`, which is dead, had logged in an entry. `None`: nothing, or the entry is another's by now (S5).
     fn log_of(&self, entry: &SessionEntry, holder: Owner) -> Result<Option<Log>, Damage> {
-        // SYNC session.next: Acquire here, Release in `commit_logged` and AcqRel in `finish`.
+        // SYNC session.next: Acquire here, Release in `commit_logged`, `take_entry`, `assign` and `skip_to`.
         let next = entry.next.load(Ordering::Acquire);
         // SYNC session.log: Acquire here, Release in `commit_logged`.
         let target = entry.target.load(Ordering::Acquire);
@@ -166,7 +165,7 @@ impl Protocol<'_> {
         if place.index >= self.buffers.len() || slots.end > self.batch_size || target - next != len as u64 {
             return Err(Damage("a session has logged slots that do not exist"));
         }
-        Ok(Some(Log { next, target, batch: place.batch, buffer: place.index, slots }))
+        Ok(Some(Log { batch: place.batch, buffer: place.index, slots }))
     }
 
     /// What `owner`, which is dead, had logged and may not have committed.
@@ -175,7 +174,7 @@ impl Protocol<'_> {
         held.filter_map(|entry| self.log_of(entry, owner).transpose()).collect()
     }
 
-    /// Commits what a dead holder had logged in an entry.
+    /// Commits what a dead holder had logged in an entry. `next` stays: the entry is not ours (S1).
     fn finish(&self, entry: &SessionEntry, holder: Owner) -> Result<(), Damage> {
         let Some(log) = self.log_of(entry, holder)? else { return Ok(()) };
         let claimed = SlotWord::new(log.batch, SlotKind::Claimed, holder).pack();
@@ -187,8 +186,6 @@ impl Protocol<'_> {
         }
         self.control.readable.notify_if_waiting();
         crash_point(Point::RunFinished);
-        // SYNC session.next: AcqRel here, Acquire in `log_of`. It fails when another process was faster (S1).
-        let _ = entry.next.compare_exchange(log.next, log.target, Ordering::AcqRel, Ordering::Relaxed);
         Ok(())
     }
 
@@ -197,7 +194,14 @@ impl Protocol<'_> {
         if let Some(dead) = from {
             self.finish(entry, dead)?;
         }
-        Ok(entry.change_hands(from, Some(me)))
+        let is_ours = entry.change_hands(from, Some(me));
+        if is_ours && from.is_some() {
+            crash_point(Point::SessionInherited);
+            let target = entry.target.load(Ordering::Relaxed);
+            // SYNC session.next: Release here, Acquire in `log_of`. The slots of the log are Ready (S3).
+            entry.next.store(entry.next.load(Ordering::Relaxed).max(target), Ordering::Release);
+        }
+        Ok(is_ours)
     }
 
     /// Takes the entry of a session, unless it was given back before `since_ns`: then it is forgotten.

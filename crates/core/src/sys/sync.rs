@@ -285,8 +285,10 @@ points! {
         RunCommitted,
         /// A server moved the next number past a run, and has not acknowledged it.
         SessionMoved,
-        /// A process committed a run that a dead server had logged, and has not moved the next number.
+        /// A process committed a run that a dead server had logged, and has not taken its session.
         RunFinished,
+        /// A process took the session of a dead server, and has not moved the next number past what that had logged.
+        SessionInherited,
     }
     RECORDS [SeatLeaving, NameRemoved, NotifyCleared, NotifyMoved] {
         /// A producer took a lane, and has not looked into it.

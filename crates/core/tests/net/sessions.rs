@@ -158,7 +158,7 @@ mod kills {
     use rollway_core::sys::sync::{Point, fault};
     use std::sync::atomic::{AtomicBool, AtomicUsize};
 
-    /// `RunFinished` follows what leaves a run to finish.
+    /// `RunFinished` and `SessionInherited` follow what leaves a run to finish.
     const POINTS: &[Point] = &[
         Point::SessionEmptied,
         Point::SlotClaimed,
@@ -167,6 +167,7 @@ mod kills {
         Point::RunPlaced,
         Point::RunLogged,
         Point::RunFinished,
+        Point::SessionInherited,
         Point::SlotReady,
         Point::RunFinished,
         Point::RunCommitted,
@@ -179,7 +180,7 @@ mod kills {
 
     fn visits(point: Point) -> &'static [usize] {
         match point {
-            Point::SessionEmptied | Point::RunFinished => &[1],
+            Point::SessionEmptied | Point::RunFinished | Point::SessionInherited => &[1],
             _ => &[1, 6, 15],
         }
     }
