@@ -51,7 +51,7 @@ def to_record(episode: SingleAgentEpisode) -> dict[str, Any]:
     }
 
 
-def to_episode(record: rollway.Record, env: gymnasium.Env[Any, Any]) -> SingleAgentEpisode:
+def to_episode(record: rollway.records.Record, env: gymnasium.Env[Any, Any]) -> SingleAgentEpisode:
     """RLlib's episodes keep their arrays, so these are copies."""
     fields = {name: np.array(array) for name, array in record.fields.items()}
     episode = SingleAgentEpisode(

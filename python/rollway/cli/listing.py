@@ -26,7 +26,7 @@ def show(*, as_json: bool) -> None:
         out.print("No segments.")
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("name", overflow="fold", min_width=10)
+    table.add_column("name", overflow="fold", min_width=10, no_wrap=not out.is_terminal)
     table.add_column("kind")
     table.add_column("state")
     table.add_column("size", justify="right", no_wrap=True)

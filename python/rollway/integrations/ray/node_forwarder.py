@@ -84,6 +84,8 @@ class NodeForwarder:
         return os.getpid()
 
     async def _opened(self, opening: Future[str | RollwayError], timeout: float) -> str | RollwayError:
+        if opening.done():
+            return opening.result()
         try:
             return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(opening)), timeout)
         except TimeoutError:

@@ -91,7 +91,7 @@ class RunWeights(WeightSync):
         """Goes on with the weights of the next learner, if these get no more versions and there is one."""
         is_over = self._core.closed and self._end.alive
         now = time.monotonic()
-        if not is_over and now < self._next_look:
+        if now < self._next_look and not (is_over and self._gone_since is None):
             return
         if not self._changing.acquire(blocking=False):
             return
