@@ -51,6 +51,7 @@ __all__ = [
     "Weights",
     "collect",
     "collect_all",
+    "discard_ring",
     "end_with",
     "list_segments",
     "map_for",
