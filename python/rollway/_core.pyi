@@ -51,6 +51,7 @@ __all__ = [
     "Weights",
     "collect",
     "collect_all",
+    "discard_forwarded",
     "end_with",
     "list_segments",
     "map_for",

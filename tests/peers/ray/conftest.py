@@ -1,5 +1,6 @@
 """A Ray cluster of two nodes on this machine, for all tests of this folder: it takes seconds to start."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -17,6 +18,14 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.timeout(600))
 
 
+def add_node(cluster, **options):
+    """Ray gives a node 30 s to start, and then raises a plain `Exception`: a busy machine may need longer."""
+    for _ in range(4):
+        with contextlib.suppress(Exception):
+            return cluster.add_node(**options)
+    return cluster.add_node(**options)
+
+
 @pytest.fixture(scope="package")
 def ray_cluster():
     ray = pytest.importorskip("ray")
@@ -28,7 +37,7 @@ def ray_cluster():
         initialize_head=True,
         head_node_args={"num_cpus": 2, "include_dashboard": False, "_system_config": quick},
     )
-    cluster.add_node(num_cpus=2, resources={"far": 100})
+    add_node(cluster, num_cpus=2, resources={"far": 100})
     ray.init(address=cluster.address, namespace=NAMESPACE, log_to_driver=False)
     yield cluster
     ray.shutdown()

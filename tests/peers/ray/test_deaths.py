@@ -12,7 +12,7 @@ import pytest
 import rollway
 from rollway import _core
 from rollway.integrations.ray import cluster, connect, publish
-from tests.peers.ray.conftest import NAMESPACE, WAIT_S
+from tests.peers.ray.conftest import NAMESPACE, WAIT_S, add_node
 from tests.support.processes import until
 
 EXAMPLE = {"life": np.zeros((), np.int64), "step": np.zeros((), np.int64), "obs": np.zeros(64, np.float32)}
@@ -267,7 +267,7 @@ class Follower:
 
 
 def test_nodes_fetch_weights_from_each_other(ray, ray_cluster):
-    third = ray_cluster.add_node(num_cpus=1, resources={"third": 1})
+    third = add_node(ray_cluster, num_cpus=1, resources={"third": 1})
     weights = rollway.SharedWeightSync.from_state_dict({"w": np.full(3, 1.0)})
     with weights, rollway.Server({"x": np.zeros(1)}, 1) as server:
         with publish("tree", server, weights=weights, weights_fan_out=1):
@@ -338,7 +338,7 @@ class Holding:
 def test_a_node_that_dies_stops_no_other_which_sends_what_it_left(ray, ray_cluster, far, learner, tmp_path):
     with publish("node-dies", learner):
         taker = Taker(learner)
-        doomed = ray_cluster.add_node(num_cpus=1, resources={"doomed": 1})
+        doomed = add_node(ray_cluster, num_cpus=1, resources={"doomed": 1})
         worker = ray.remote(num_cpus=0, resources={"doomed": 1})(Holding).remote("node-dies")
         far()[0].run.remote("node-dies", tmp_path, 1 << 40)
         life = ray.get(worker.send.remote(range(100)))
@@ -352,7 +352,7 @@ def test_a_node_that_dies_stops_no_other_which_sends_what_it_left(ray, ray_clust
         before = taker.total
         until(lambda: taker.total > before + 5000 and len(taker.steps[life]) == 200, WAIT_S)
         assert sorted(taker.steps[life]) == list(range(200))
-        late = ray_cluster.add_node(num_cpus=1, resources={"late": 1})
+        late = add_node(ray_cluster, num_cpus=1, resources={"late": 1})
         ray.get(ray.remote(num_cpus=0, resources={"late": 1})(Worker).remote().run.remote("node-dies", tmp_path, 100))
         until(lambda: len(taker.steps) == 3, WAIT_S)
         assert node_pid(ray, "node-dies") == pid

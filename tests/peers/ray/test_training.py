@@ -8,13 +8,13 @@ import pytest
 from rollway.algorithms import AppoRunner, Policy, SacRunner
 from rollway.errors import InvalidArgument
 from rollway.integrations.ray import RayPlacement
-from tests.peers.ray.conftest import WAIT_S
+from tests.peers.ray.conftest import WAIT_S, add_node
 from tests.peers.ray.test_collectors import segments
 from tests.support.processes import Command, until
 
 
 def test_appo_learns_on_three_nodes_although_one_of_them_is_killed(ray, ray_cluster, tmp_path):
-    third = ray_cluster.add_node(num_cpus=2)
+    third = add_node(ray_cluster, num_cpus=2)
     placement = RayPlacement(num_cpus=1, route="forwarder")
     killed_at = None
     settings = {"return_window": 50, "seed": 1}
