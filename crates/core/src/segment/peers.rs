@@ -46,8 +46,9 @@ impl Seat {
         is_orphaned: bool,
         waiting: impl FnOnce() -> String,
     ) -> Result<()> {
+        let who = || if self.census(Role::Forwarder).died.is_empty() { "learner" } else { "forwarder" };
         let death = || {
-            format!("the learner on '{}' died (pid {})", self.segment().name(), self.dead(Role::Consumer).1)
+            format!("the {} on '{}' died (pid {})", who(), self.segment().name(), self.dead(Role::Consumer).1)
         };
         if is_orphaned {
             return Err(Error::PeersGone(format!(
@@ -60,10 +61,11 @@ impl Seat {
         match watch.has_timed_out(|| self.all_died(Role::Consumer)) {
             None => Ok(()),
             Some(timeout) => Err(Error::PeersGone(format!(
-                "{} and no other took its place in {timeout:.0?}: there is no room, and {} wait to be read. Start a learner with \
-                 the same name to go on with them, or raise peer_timeout_s",
+                "{} and no other took its place in {timeout:.0?}: there is no room, and {} wait to be read. Start a {} with the \
+                 same name to go on with them, or raise peer_timeout_s",
                 death(),
                 waiting(),
+                who(),
             ))),
         }
     }
