@@ -247,6 +247,7 @@ def test_all_workers_of_a_node_read_one_copy_of_the_weights_also_of_the_next_lea
     assert node_pid(ray, "weights") == pid
     second.tell()
     second.ends()
+    ray.get([follower.close.remote() for follower in followers])  # the last reader removes the copy
     until(lambda: not node_segments("weights"), WAIT_S)
     for actor in readers + followers:
         ray.kill(actor)
@@ -264,6 +265,9 @@ class Follower:
 
     def read(self):
         return float(self.weights.read_weights()["w"][0])
+
+    def close(self):
+        self.weights.close()
 
 
 def test_nodes_fetch_weights_from_each_other(ray, ray_cluster):
