@@ -424,6 +424,7 @@ mod kills {
                         eventually(|| victim.has_ended()),
                         "visit {visit} of {point:?} was never reached"
                     );
+                    assert!(victim.was_killed(), "it failed before visit {visit} of {point:?}");
                 }
             }
             let last = forward(&name, learner.spec());

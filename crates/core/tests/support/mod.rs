@@ -11,6 +11,7 @@ use rollway_core::segment;
 use rollway_core::{Error, Result};
 use std::io::{BufRead, BufReader, Lines};
 use std::ops::Deref;
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
@@ -282,6 +283,11 @@ impl Process {
     /// Whether it has ended.
     pub fn has_ended(&mut self) -> bool {
         self.child.try_wait().unwrap().is_some()
+    }
+
+    /// Waits for its end; true when a SIGKILL ended it.
+    pub fn was_killed(&mut self) -> bool {
+        self.child.wait().unwrap().signal() == Some(libc::SIGKILL)
     }
 
     /// Kills it, and returns when it is dead.
