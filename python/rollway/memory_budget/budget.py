@@ -65,9 +65,9 @@ class MemoryBudget:
 
     >>> budget = MemoryBudget().add_rollout_ring(64, 24, 48, 12, num_slots=4).add_weights(1_000_000, buffers=3)
     >>> print(budget)
-    rollout ring: 4 slots x (64 x 24 steps x 64 numbers + 64 x 48 last) x 4 B + 144 KiB = 1.7 MiB (shared)
+    rollout ring: 4 slots x (64 x 24 steps x 64 numbers + 64 x 48 last) x 4 B + 208 KiB = 1.8 MiB (shared)
     weights: 3 buffers x 1,000,000 B + 767 KiB = 3.6 MiB (shared)
-    total = 5.3 MiB shared, 0.0 MiB private
+    total = 5.4 MiB shared, 0.0 MiB private
     """
 
     def __init__(self) -> None:
