@@ -1005,7 +1005,7 @@ fn what_a_killed_server_had_logged_is_committed_and_counted_and_nothing_else() {
 
 #[test]
 fn a_session_that_changes_hands_while_others_recover_shows_no_unfinished_sample() {
-    kill_everywhere(2, &[Point::RunPlaced, Point::RunLogged, Point::SlotReady], |fate| {
+    kill_everywhere(2, &[Point::RunLogged], |fate| {
         let heap = Heap::new(3, 2);
         let entry = heap.ring().add_session(SESSION, 0, owner(VICTIM)).unwrap();
         let victim = Victim::new();
