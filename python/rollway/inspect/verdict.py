@@ -185,7 +185,8 @@ def _weights(interval: Interval) -> _Judged:
         who = f"{len(waiting)} {wait} for a version, the longest for {_seconds(longest)}"
         return "writer", _ids(look.givers), f"{who}; {published}"
     writers = _ids(look.givers)  # the process of a node's copy also has a handle with which it does not read
-    behind = [one for one in look.takers if one.version < version and (one.version or one.pid not in writers)]
+    unused = [one for one in look.takers if one.pid in writers and one.version == one.wait_data_ns == 0]
+    behind = [one for one in look.takers if one.version < version and one not in unused]
     if behind:
         most = max(behind, key=lambda one: version - one.version)
         lag = f"{len(behind)} of {len(look.takers)} readers are behind"

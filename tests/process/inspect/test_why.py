@@ -287,6 +287,14 @@ def test_readers_that_wait_for_a_version_and_readers_that_are_behind(name):
         assert judged_when(name, lambda look: True).culprit == "nobody"
 
 
+def test_the_process_that_keeps_a_copy_of_weights_is_no_late_reader(name):
+    weights = {"w": np.ones(2, np.float32)}
+    with WeightSync.from_state_dict(weights) as origin, origin.serve(rollway.TcpTransport()) as learner:
+        with rollway.TcpWeights("localhost", learner.port, name=name) as copy:
+            copy.wait_for_version(1, timeout=20)
+            assert judged_when(name, lambda look: True).culprit == "nobody"
+
+
 def test_a_timeout_says_what_the_other_side_is_doing(name):
     with rollway.Server(EXAMPLE, 1, rollway.ShmTransport(name), num_buffers=2) as server:
         with rollway.ShmClient(name, EXAMPLE) as client:

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 import rollway
 from rollway.metrics import SegmentCollector
+from rollway.transport import Forwarder
 from rollway.weights import WeightSync
 from tests import ROOT
 
@@ -28,6 +29,7 @@ def registry():
         rollway.Server(EXAMPLE, 2, both) as server,
         rollway.TcpClient("127.0.0.1", server.port, EXAMPLE) as remote,
         rollway.ShmClient(name, EXAMPLE) as local,
+        Forwarder(f"{name}-node", EXAMPLE, "127.0.0.1", server.port),
         rollway.RecordServer({"x": "int32[*]"}, rollway.ShmTransport(f"{name}-records")) as records,
         WeightSync.from_state_dict(EXAMPLE, name=f"{name}-weights"),
         WeightSync.attach(f"{name}-weights") as reader,
