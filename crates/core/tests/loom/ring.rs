@@ -47,11 +47,20 @@ impl Heap {
     }
 
     fn in_blocks(batch_size: usize, num_buffers: usize, block: usize) -> Arc<Heap> {
+        Heap::make(batch_size, num_buffers, block, 0)
+    }
+
+    /// With room for a session. Elsewhere it would only make more interleavings of recovery.
+    fn with_session(batch_size: usize, num_buffers: usize) -> Arc<Heap> {
+        Heap::make(batch_size, num_buffers, 1, 1)
+    }
+
+    fn make(batch_size: usize, num_buffers: usize, block: usize, sessions: usize) -> Arc<Heap> {
         let count = batch_size * num_buffers;
         let heap = Heap {
             control: Box::default(),
             buffers: (0..num_buffers).map(|_| Buffer::default()).collect(),
-            sessions: vec![SessionEntry::default()],
+            sessions: (0..sessions).map(|_| SessionEntry::default()).collect(),
             slots: (0..count).map(|_| Slot::default()).collect(),
             rows: (0..count).map(|_| Row([UnsafeCell::new(0), UnsafeCell::new(0)])).collect(),
             lanes: (0..=CONSUMER).map(|_| AtomicU64::new(0)).collect(),
@@ -651,7 +660,7 @@ fn close_early_beside_a_sleeper(preemptions: usize, then: fn(&Heap)) {
 #[test]
 fn a_consumer_that_aims_and_leaves_does_not_keep_the_other_asleep() {
     // Who finds the batch complete takes it. That he gives it back is a ring.
-    aim_beside_a_sleeper(2, |heap| heap.control.readable.notify_if_waiting());
+    aim_beside_a_sleeper(1, |heap| heap.control.readable.notify_if_waiting());
 }
 
 #[test]
@@ -856,7 +865,8 @@ fn the_death_of_one_producer_after_its_sample_is_written_stops_no_other() {
 }
 
 fn die_beside_a_producer(points: &'static [Point]) {
-    kill_everywhere(2, points, |fate| {
+    // One preemption: two take minutes. `make soak` does that.
+    kill_everywhere(1, points, |fate| {
         let heap = Heap::new(1, 2);
         heap.send(owner(1), 1);
         heap.control.readable.announce();
@@ -988,7 +998,7 @@ fn what_a_killed_server_had_logged_is_committed_and_counted_and_nothing_else() {
         Point::SessionMoved,
     ];
     kill_everywhere(2, POINTS, |fate| {
-        let heap = Heap::new(3, 2);
+        let heap = Heap::with_session(3, 2);
         let entry = heap.ring().add_session(SESSION, 0, owner(VICTIM)).unwrap();
         let victim = Victim::new();
         let dying = victim.live(&heap, fate, move |heap, _| serve(heap, entry));
@@ -1005,8 +1015,9 @@ fn what_a_killed_server_had_logged_is_committed_and_counted_and_nothing_else() {
 
 #[test]
 fn a_session_that_changes_hands_while_others_recover_shows_no_unfinished_sample() {
-    kill_everywhere(2, &[Point::RunLogged], |fate| {
-        let heap = Heap::new(3, 2);
+    // One preemption: two take a minute with three threads.
+    kill_everywhere(1, &[Point::RunPlaced, Point::RunLogged, Point::SlotReady], |fate| {
+        let heap = Heap::with_session(3, 2);
         let entry = heap.ring().add_session(SESSION, 0, owner(VICTIM)).unwrap();
         let victim = Victim::new();
         victim.live(&heap, fate, move |heap, _| serve(heap, entry)).join().unwrap();
@@ -1028,7 +1039,7 @@ fn a_session_that_changes_hands_while_others_recover_shows_no_unfinished_sample(
 #[test]
 fn two_servers_that_find_the_session_of_a_dead_one_do_not_both_get_it() {
     kill_everywhere(2, &[Point::RunLogged, Point::RunCommitted], |fate| {
-        let heap = Heap::new(3, 2);
+        let heap = Heap::with_session(3, 2);
         let entry = heap.ring().add_session(SESSION, 0, owner(VICTIM)).unwrap();
         let victim = Victim::new();
         victim.live(&heap, fate, move |heap, _| serve(heap, entry)).join().unwrap();
