@@ -100,9 +100,9 @@ def test_a_forwarder_that_follows_a_resumed_learner_to_its_new_address_sends_eac
         forwarder = Forwarder(node, EXAMPLE, "127.0.0.1", int(learner.line()), rows=16)
         with rollway.ShmClient(node, EXAMPLE, producer_id=0) as worker:
             for first in range(0, 5 * SAMPLES, SAMPLES):
+                before = forwarder.stats()["acknowledged"]
                 sends = threads.submit(send_many, worker, first)
                 enough = rng.randrange(SAMPLES)
-                before = forwarder.stats()["acknowledged"]
                 until(lambda: forwarder.stats()["acknowledged"] - before >= enough // 4, timeout=SOON)
                 learner.kill()
                 learner = child(LEARNER, name, 0)
