@@ -1,6 +1,6 @@
 """What a sample costs in each form in which a user may have it, beside a dict of exact arrays with the same leaves.
 
-    python benches/forms.py [--seconds 0.5] [--only ring,records,lists,accumulator]
+    python benches/forms.py [--seconds 0.5] [--only ring,records,lists,accumulator,jax]
 
 Prints nanoseconds for one call: the first decile of bursts, so that what else runs on the machine counts little. All
 forms of a table take turns, burst by burst. Nothing crosses a core: `ring.py` and `records.py` measure between
@@ -86,6 +86,26 @@ def measure_accumulator(seconds: float) -> None:
     _compare({"buffer[i] = x for each leaf": assign, "add of arrays and numbers": add}, seconds)
 
 
+def measure_jax(seconds: float) -> None:
+    """Prints what it costs to ask JAX where the arrays of a step are, and to copy nothing: the limit of `JAX arrays`."""
+    form = forms.STEPS["JAX arrays"]
+    if reason := form.missing():
+        print(f"  left out, {reason}")
+        return
+    (step,) = ENV_STEP.samples(0, 1)
+    numpy_leaves, jax_leaves = list(step.values()), list(form(step).values())
+
+    def look(leaves: list[Any]) -> Callable[[], None]:
+        def repeat() -> None:
+            for _ in range(_BURST):
+                for leaf in leaves:
+                    memoryview(leaf)
+
+        return repeat
+
+    _compare({"arrays of numpy": look(numpy_leaves), "arrays of JAX": look(jax_leaves)}, seconds)
+
+
 def measure(cases: Mapping[str, Case], open_send: Callable[[Any], Callable[[Any], object]], seconds: float) -> None:
     """Prints what a call costs in each form."""
     sends = {}
@@ -127,7 +147,7 @@ def main() -> None:
     """Measures the forms of samples, of records and of lists."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=0.5, help="for each form")
-    parser.add_argument("--only", default="ring,records,lists,accumulator", help="which tables, with commas between")
+    parser.add_argument("--only", default="ring,records,lists,accumulator,jax", help="which tables, with commas between")
     options = parser.parse_args()
     opened: list[Any] = []
 
@@ -157,6 +177,9 @@ def main() -> None:
         if "accumulator" in options.only.split(","):
             print("TrajectoryAccumulator.add of one step")
             measure_accumulator(options.seconds)
+        if "jax" in options.only.split(","):
+            print(f"memoryview of each leaf of one step ({len(ENV_STEP.samples(0, 1)[0])} of them)")
+            measure_jax(options.seconds)
     finally:
         for handle in opened:
             handle.close()
