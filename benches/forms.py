@@ -87,7 +87,7 @@ def measure_accumulator(seconds: float) -> None:
 
 
 def measure_jax(seconds: float) -> None:
-    """Prints what it costs to ask JAX where the arrays of a step are, and to copy nothing: the limit of `JAX arrays`."""
+    """Prints what asking JAX where the arrays of a step are costs, without a copy: the limit of `JAX arrays`."""
     form = forms.STEPS["JAX arrays"]
     if reason := form.missing():
         print(f"  left out, {reason}")
@@ -147,7 +147,9 @@ def main() -> None:
     """Measures the forms of samples, of records and of lists."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=0.5, help="for each form")
-    parser.add_argument("--only", default="ring,records,lists,accumulator,jax", help="which tables, with commas between")
+    parser.add_argument(
+        "--only", default="ring,records,lists,accumulator,jax", help="which tables, with commas between"
+    )
     options = parser.parse_args()
     opened: list[Any] = []
 
