@@ -41,6 +41,8 @@ __all__ = [
     "SampleInfo",
     "Slot",
     "Table",
+    "Tables",
+    "TablesWriter",
     "TcpConnection",
     "TcpRecordSender",
     "TcpSender",
@@ -819,6 +821,88 @@ class Table:
     def abandon(self) -> None: ...
     def found(self) -> tuple[int, float] | None: ...
     def __len__(self) -> int: ...
+
+_TableForm = tuple[
+    str,
+    int,
+    tuple[str, float],
+    tuple[str, float],
+    int,
+    tuple[int, float, float, float, int, int],
+    tuple[int, int, int],
+]
+
+@final
+class Tables:
+    def __new__(
+        cls,
+        name: str,
+        plan: Plan,
+        tables: list[_TableForm],
+        chunks: int,
+        chunk_steps: int,
+        *,
+        auto_named: bool,
+        if_exists: str,
+        max_peers: int,
+        huge_pages: bool | None,
+        seed: int | None,
+    ) -> Self: ...
+    @staticmethod
+    def attach(name: str, plan: Plan, seed: int | None, connect_timeout_s: float) -> Tables: ...
+    @staticmethod
+    def schema_of(name: str, connect_timeout_s: float) -> bytes: ...
+    def configs(self) -> list[_TableForm]: ...
+    def writer(self, history: int) -> TablesWriter: ...
+    def pattern(self, columns: list[tuple[str, int, bool, list[tuple[int, int]]]]) -> int: ...
+    def sample(
+        self, table: int, count: int, timeout: float | None
+    ) -> (
+        tuple[
+            list[str],
+            list[np.ndarray[Any, Any]],
+            np.ndarray[Any, Any],
+            np.ndarray[Any, Any],
+            np.ndarray[Any, Any],
+            np.ndarray[Any, Any],
+            list[np.ndarray[Any, Any]] | None,
+        ]
+        | None
+    ): ...
+    def update_priorities(self, table: int, keys: np.ndarray[Any, Any], priorities: np.ndarray[Any, Any]) -> int: ...
+    def delete(self, table: int, keys: np.ndarray[Any, Any]) -> int: ...
+    def clear(self, table: int) -> None: ...
+    def counts(self, table: int) -> tuple[int, int, int, int, int]: ...
+    def steps(self) -> tuple[int, int]: ...
+    def note_version(self, version: int) -> None: ...
+    def audit(self) -> list[str]: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def closed(self) -> bool: ...
+    def close(self) -> None: ...
+    def abandon(self) -> None: ...
+
+@final
+class TablesWriter:
+    def append(self, step: Any, stacked: bool, timeout: float | None) -> bool: ...
+    def insert(
+        self,
+        table: int,
+        span: int,
+        skipped: int,
+        pattern: int,
+        priority: float,
+        version: int,
+        timeout: float | None,
+    ) -> int | None: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def kept(self) -> int: ...
+    def close(self) -> None: ...
 
 @final
 class WeightMirror(_WeightCopy):

@@ -142,6 +142,12 @@ pub enum Error {
     )]
     Writing { name: String, pid: u32 },
 
+    #[error(
+        "pid {pid} has the lock of the tables '{name}' and lives, but does not give it back: look whether it is stopped, let it go \
+         on or end it"
+    )]
+    Locked { name: String, pid: u32 },
+
     #[error("the weights '{name}' are a copy of those of a learner on another host: write them there")]
     Mirrored { name: String },
 

@@ -15,6 +15,7 @@
 //! | [`records`] | records of any length, one lane for each producer, single records out |
 //! | [`weights`] | whole versions of many leaves, from one writer to any number of readers |
 //! | [`replay`] | rows of one size, overwritten when it is full, sampled at random |
+//! | [`tables`] | replay tables: steps once, items as windows of them, selectors and limiters |
 //! | [`vector_env`] | environments in worker processes, stepped by one caller |
 //! | [`inspect`] | a look at a segment from outside, read-only |
 //! | [`net`] | samples from other hosts, over TCP, straight into the ring |
@@ -31,6 +32,7 @@ pub mod ring;
 pub mod schema;
 pub mod segment;
 pub mod sys;
+pub mod tables;
 pub mod vector_env;
 pub mod weights;
 

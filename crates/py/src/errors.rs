@@ -24,6 +24,7 @@ pub fn to_py(py: Python<'_>, error: Error) -> PyErr {
         | Error::Forwarded { .. }
         | Error::WriterLives { .. }
         | Error::Writing { .. }
+        | Error::Locked { .. }
         | Error::Mirrored { .. } => "SegmentInUse",
         Error::Exists { .. } => "SegmentExists",
         Error::NoMemory { .. } | Error::NoRam { .. } | Error::TooLarge { .. } => "NotEnoughMemory",

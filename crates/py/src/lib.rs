@@ -2,7 +2,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | `ring`, `records`, `weights`, `replay`, `vector_env`, `net`, `segment` | the classes of each, one file per class |
+//! | `ring`, `records`, `weights`, `replay`, `tables`, `vector_env`, `net`, `segment` | the classes of each, one file per class |
 //! | `inspect` | a segment that is looked at from outside |
 //! | `convert` | from Python values to bytes and numbers, and back |
 //! | `device` | copies to and from GPUs |
@@ -25,6 +25,7 @@ mod ring;
 mod segment;
 mod sends;
 mod stats;
+mod tables;
 mod vector_env;
 mod weights;
 
@@ -99,6 +100,10 @@ mod _core {
     use super::segment::histogram::HistSnapshot;
     #[pymodule_export]
     use super::segment::sizes::{ring_bytes, table_bytes, weights_bytes};
+    #[pymodule_export]
+    use super::tables::handle::Tables;
+    #[pymodule_export]
+    use super::tables::writer::TablesWriter;
     #[pymodule_export]
     use super::vector_env::caller::EnvCaller;
     #[pymodule_export]

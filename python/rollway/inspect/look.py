@@ -140,7 +140,7 @@ class Inspection:
 
     @property
     def kind(self) -> str:
-        """``ring``, ``records``, ``weights``, ``replay``, ``vector env``, ``block`` or ``unknown``."""
+        """``ring``, ``records``, ``weights``, ``replay``, ``tables``, ``vector env``, ``block`` or ``unknown``."""
         return self.native.kind
 
     def look(self) -> Look:

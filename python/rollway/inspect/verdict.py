@@ -59,6 +59,12 @@ _Judged = tuple[str, tuple[int, ...], str]
 
 def _judge(interval: Interval) -> _Judged:
     look = interval.after
+    if look.kind == "tables":
+        return (
+            "nobody",
+            (),
+            f"'{look.name}' holds replay tables: `ReplayTables.info()` says what their limiters wait for",
+        )
     if look.kind in ("block", "unknown"):
         return "nobody", (), f"'{look.name}' is a {look.kind}: it has no protocol, so nobody waits in it"
     if not look.givers and not look.takers:

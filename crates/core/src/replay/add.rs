@@ -57,7 +57,7 @@ impl Source {
     /// # Safety
     /// The source has that many rows.
     #[inline]
-    unsafe fn row(&self, row: usize) -> *const u8 {
+    pub(crate) unsafe fn row(&self, row: usize) -> *const u8 {
         let row = row as isize;
         // SAFETY: the source, its mask and its patch have that many rows, as the caller promises.
         unsafe {

@@ -64,6 +64,11 @@ impl Sampler {
         Sampler { seed: seed.unwrap_or_else(random), chosen: seed.is_some(), next: AtomicU64::new(0) }
     }
 
+    /// Numbers for so many draws: the stream, and the first counter.
+    pub(crate) fn reserve(&self, draws: u64) -> (RandomStream, u64) {
+        (self.stream(), self.next.fetch_add(draws, Ordering::Relaxed))
+    }
+
     fn stream(&self) -> RandomStream {
         let stream = RandomStream::of(self.seed);
         if self.chosen { stream } else { stream.branch(generation() as u64) }
@@ -85,8 +90,8 @@ impl Sampler {
         if reach == 0 {
             return Err(Error::Empty { name: table.name().to_owned() });
         }
-        let first = self.next.fetch_add(batch as u64, Ordering::Relaxed);
-        let draws = Draws { stream: self.stream(), first, reach };
+        let (stream, first) = self.reserve(batch as u64);
+        let draws = Draws { stream, first, reach };
         let redrawn = AtomicUsize::new(0);
         // SAFETY: as the caller promises; each part is of other rows.
         let gather = |part: Range<usize>| unsafe { table.gather(draws, part, pieces, &redrawn) };

@@ -209,7 +209,7 @@ macro_rules! points {
         $($structure:ident [$($shared:ident),+] { $($(#[$doc:meta])+ $point:ident,)+ })+
     ) => {
         /// The steps between which a process can die and leave something behind. The `recovery.rs` of the ring, of records,
-        /// of weights and of a table has a row for each.
+        /// of weights, of a table and of replay tables has a row for each.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Point {
             $($($(#[$doc])+ $point,)+)+
@@ -347,6 +347,34 @@ points! {
         RowsCommitted,
         /// A process that gives a row up has taken it out of the count, and has not emptied it.
         RowUnsettled,
+    }
+    TABLES [SeatLeaving, NameRemoved, NotifyCleared, NotifyMoved] {
+        /// A process has the lock, and has changed nothing.
+        TablesLocked,
+        /// A process has changed everything that it wanted to, and still has the lock.
+        TablesChanged,
+        /// A writer took a free chunk, and has not linked it.
+        ChunkTaken,
+        /// A writer let go of a chunk that is not yet free.
+        ChunkLetGo,
+        /// A writer is filling a step.
+        StepHalfWritten,
+        /// A writer filled its steps, and has made no item of them.
+        StepWritten,
+        /// A process described an item that is not yet Live.
+        ItemWritten,
+        /// An item is Live, and not yet listed.
+        ItemLive,
+        /// An item is not listed any more, and still Live.
+        ItemDelisted,
+        /// An item is Free, and its steps are not.
+        ItemFreed,
+        /// An item is Taken, and not copied.
+        ItemTaken,
+        /// Items were copied, and are not yet settled.
+        ItemCopied,
+        /// A priority was changed, and the sums above it were not.
+        PriorityChanged,
     }
 }
 

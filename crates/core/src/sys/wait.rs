@@ -25,6 +25,15 @@ impl Deadline {
         }
     }
 
+    /// The sooner of two.
+    pub fn min(self, other: Deadline) -> Deadline {
+        match (self, other) {
+            (Deadline::At(one), Deadline::At(another)) => Deadline::At(one.min(another)),
+            (Deadline::Now, _) | (_, Deadline::Never) => self,
+            (Deadline::Never, _) | (_, Deadline::Now) => other,
+        }
+    }
+
     /// How much time is left; `None` when the deadline has passed.
     pub fn remaining(self) -> Option<Duration> {
         match self {

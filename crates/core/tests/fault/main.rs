@@ -12,4 +12,5 @@ mod weights_fixture;
 mod records;
 mod replay;
 mod ring;
+mod tables;
 mod weights;

@@ -16,5 +16,6 @@ mod ring;
 mod schema;
 mod segment;
 mod sources;
+mod tables;
 mod vector_env;
 mod weights;
