@@ -43,7 +43,7 @@ check-unit-slow: check-tree
 	$(call pytest,$(CHECK_PY),$(SLOW_UNITS))
 
 # The longest first.
-PYTHON_TESTS := test-process test-ray test-peers test-core test-commands test-docs test-vector-env
+PYTHON_TESTS := test-process test-core test-ray test-peers test-commands test-docs test-vector-env
 
 # What only computes runs `nice`: it takes what the others leave, because these wait more than they compute.
 test: ## Before a push: set up everything, then run every test
