@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
-
-class _Connection(Protocol):
-    @property
-    def address(self) -> str: ...
-    @property
-    def connected(self) -> bool: ...
-    @property
-    def last_error(self) -> str | None: ...
-    @property
-    def over(self) -> bool: ...
+from rollway import _core as native
 
 
 class ConnectionState:
     """What the native connection says of itself."""
 
-    _core: _Connection
+    _core: native.Forwarder | native.WeightMirror
 
     @property
     def address(self) -> str:
