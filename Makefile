@@ -21,7 +21,7 @@ INSTALL_CHECK := $(UV) pip install -q --python $(CHECK_PY)
 # A dozen processes of the tests import torch, ray and SkyRL: compiled once, not by each of them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo check check-tree check-unit check-unit-slow test test-rust test-loom test-fault test-types test-python test-core test-process test-peers test-ray test-docs \
+.PHONY: help demo check check-tree check-unit check-unit-slow test test-rust test-loom test-fault test-types test-python test-core test-process test-commands test-vector-env test-peers test-ray test-docs \
 	soak fuzz asan tsan miri bench screenshots recordings chromium lint lint-rust lint-python lint-monitoring lint-workflows docs docs-serve format hooks wheel test-wheel deny advisories check-release clean
 
 help: ## Show this list
@@ -43,16 +43,18 @@ check-unit-slow: check-tree
 	$(call pytest,$(CHECK_PY),$(SLOW_UNITS))
 
 # The longest first.
-PYTHON_TESTS := test-process test-peers test-core test-docs test-ray
+PYTHON_TESTS := test-process test-core test-ray test-peers test-commands test-docs test-vector-env
 
+# What only computes runs `nice`: it takes what the others leave, because these wait more than they compute.
 test: ## Before a push: set up everything, then run every test
-	$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-loom test-rust $(PYTHON_TESTS) test-types
+	$(MAKE) --no-print-directory --jobs=5 --output-sync=target $(VENV)/.test test-rust test-loom $(PYTHON_TESTS) test-types
 
 test-rust: ## Unit and property tests of the core, and the kill matrix
+	nice cargo test -q -p rollway-core --features fault --no-run
 	cargo test -q -p rollway-core --features fault
 
 test-loom: ## The shipped protocol under loom: every interleaving of two or three threads
-	$(LOOM)
+	nice env $(LOOM)
 
 test-fault: ## The kill matrix alone: SIGKILL and SIGSTOP at every named crash point
 	cargo test -q -p rollway-core --features fault --test fault
@@ -60,8 +62,8 @@ test-fault: ## The kill matrix alone: SIGKILL and SIGSTOP at every named crash p
 test-types: $(VENV)/.test ## mypy where torch and the peers are installed, whose types `make lint` does not see
 	$(VENV)/bin/mypy
 
-test-python: $(VENV)/.test ## All Python tests, three runs at a time side by side
-	$(MAKE) --no-print-directory --jobs=3 --output-sync=target $(PYTHON_TESTS)
+test-python: $(VENV)/.test ## All Python tests, four runs at a time side by side
+	$(MAKE) --no-print-directory --jobs=4 --output-sync=target $(PYTHON_TESTS)
 
 # Each run has a directory of its own for shared memory, out of reach of a gc next door, and leaves it empty; and one in
 # which Ray notes its clusters, so that `ray.init()` joins none of another run.
@@ -73,14 +75,26 @@ directory=$$(mktemp -d /dev/shm/test-rollway.XXXXXX); ray=$$(mktemp -d /tmp/ray-
 	test -z "$$(ls -A "$$directory")"
 endef
 
+# A fork of a process with torch, jax and Ray in it costs five times as much as of one without. So the tests that import these, and the
+# tests of vector environments, which fork most, have runs of their own.
+COMMAND_TESTS := $(addprefix tests/process/,algorithms cli dashboard)
+VECTOR_ENV_TESTS := $(addsuffix /vector_env,tests/peers tests/process tests/fault)
+WITHOUT := $(addprefix --ignore=,$(COMMAND_TESTS) $(VECTOR_ENV_TESTS) tests/peers/ray tests/unit/site)  # for the last, see docs
+
 test-core: $(VENV)/.test ## Python tests: unit and fault
-	$(call pytest,$(PY),tests/unit tests/fault --ignore=tests/unit/site)  # for that, see docs
+	$(call pytest,$(PY),tests/unit tests/fault $(WITHOUT))
 
-test-process: $(VENV)/.test chromium ## Python tests: process, with a real browser
-	$(call pytest,$(PY),tests/process)
+test-process: $(VENV)/.test ## Python tests: process
+	$(call pytest,$(PY),tests/process $(WITHOUT))
 
-test-peers: $(VENV)/.test ## Python tests with large packages in them: SkyRL, Atropos, Gymnasium
-	$(call pytest,$(PY),tests/peers --ignore=tests/peers/ray)
+test-commands: $(VENV)/.test chromium ## Python tests: the commands, training, and the dashboard in a real browser
+	$(call pytest,$(PY),$(COMMAND_TESTS))
+
+test-vector-env: $(VENV)/.test ## Python tests of vector environments: processes, faults, beside Gymnasium's
+	$(call pytest,$(PY),$(VECTOR_ENV_TESTS))
+
+test-peers: $(VENV)/.test ## Python tests with large packages in them: SkyRL, Atropos, torch, JAX
+	$(call pytest,$(PY),tests/peers $(WITHOUT))
 
 test-ray: $(VENV)/.test ## Python tests with clusters of Ray
 	$(call pytest,$(PY),tests/peers/ray)

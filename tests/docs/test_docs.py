@@ -20,6 +20,7 @@ import pytest
 
 import rollway
 from tests import ROOT
+from tests.support.documents import blocks
 
 MODULES = [
     module.name
@@ -90,10 +91,6 @@ def test_every_example_runs(example):
 def test_every_example_that_learns_runs(example, run_here, monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert run_here(example).strip()
-
-
-def blocks(document):
-    return re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL)
 
 
 def test_the_readme_runs(tmp_path):

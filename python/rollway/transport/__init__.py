@@ -7,6 +7,7 @@ tcp.py            `TcpTransport`: a port, for workers on other machines
 forwarder.py      `Forwarder`: one connection for all workers of a node, through a ring of the node
 record_forwarder.py  `RecordForwarder`: the same for records, through lanes of the node
 forwarder_base.py what these two have in common
+connection_state.py  whether there is a connection to a learner, and why not
 policies.py       `OnFull`, `IfExists`, `Keep`, `OnRestart`: the choices that users make
 earlier_run.py    the warning of a learner that finds the data of an earlier run
 learner_end.py    how a learner lets go of its segment: closed, or left to the next learner

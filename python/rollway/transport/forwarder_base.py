@@ -5,20 +5,22 @@ from __future__ import annotations
 import logging
 import weakref
 
-from rollway import _core
+from rollway import _core as native
 from rollway.errors import RollwayError
 from rollway.segment.closes_on_exit import FlushesOnExit
+from rollway.transport.connection_state import ConnectionState
 
 _log = logging.getLogger(__name__)
 
 
-class ForwarderBase(FlushesOnExit):
+class ForwarderBase(FlushesOnExit, ConnectionState):
     """One connection from a node to a learner, and the segment of the node that it empties."""
 
+    _core: native.Forwarder
     _content: str
     """What it sends: samples, or records."""
 
-    def _start(self, core: _core.Forwarder) -> None:
+    def _start(self, core: native.Forwarder) -> None:
         self._core = core
         # Also at interpreter exit: what is in the segment stays there, and an empty one without workers goes.
         self._end = weakref.finalize(self, core.abandon)
@@ -29,29 +31,9 @@ class ForwarderBase(FlushesOnExit):
         return self._core.name
 
     @property
-    def address(self) -> str:
-        """``host:port`` of the learner."""
-        return self._core.address
-
-    @property
-    def connected(self) -> bool:
-        """Whether there is a connection now."""
-        return self._core.connected
-
-    @property
-    def last_error(self) -> str | None:
-        """Why there is no connection; ``None`` while there is one."""
-        return self._core.last_error
-
-    @property
     def closed(self) -> bool:
         """Whether it was closed."""
         return self._core.closed
-
-    @property
-    def over(self) -> bool:
-        """Whether it has ended: it was closed, or `error` says why."""
-        return self._core.over
 
     @property
     def error(self) -> str | None:

@@ -12,6 +12,7 @@ from rollway._core import WeightMirror
 from rollway.errors import InvalidArgument
 from rollway.schema.pytree import explained
 from rollway.transport.base import WeightOutlet
+from rollway.transport.connection_state import ConnectionState
 from rollway.transport.server_base import close_all
 from rollway.transport.tcp import TcpEndpoint, TcpTransport
 from rollway.transport.tcp_options import TcpOptions, token_bytes
@@ -20,7 +21,7 @@ from rollway.weights.tree import WeightTree
 from rollway.weights.weight_sync import WeightSync, check_threads
 
 
-class TcpWeights(WeightReading):
+class TcpWeights(WeightReading, ConnectionState):
     """Moves a learner's weights to this host over TCP, version by version, and keeps the latest one here.
 
     A native thread fetches each new version into shared memory of this host, and publishes it when it is whole. Reading
@@ -125,29 +126,9 @@ class TcpWeights(WeightReading):
         self._tree = WeightTree.from_text(self._core.schema)
 
     @property
-    def address(self) -> str:
-        """``host:port`` of the learner, or of the copy that this one fetches from."""
-        return self._core.address
-
-    @property
     def name(self) -> str | None:
         """What others on this host attach to; ``None`` when only this process reads the copy."""
         return self._core.name
-
-    @property
-    def connected(self) -> bool:
-        """Whether there is a connection now."""
-        return self._core.connected
-
-    @property
-    def last_error(self) -> str | None:
-        """Why there is no connection; ``None`` while there is one."""
-        return self._core.last_error
-
-    @property
-    def over(self) -> bool:
-        """Whether the connection was given up, so that no more versions will come."""
-        return self._core.over
 
     @property
     def closed(self) -> bool:

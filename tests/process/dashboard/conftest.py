@@ -28,7 +28,7 @@ class Started:
     """`rollway dashboard …` on any free port."""
 
     def __init__(self, *args, **variables):
-        self.command = Command("dashboard", "--port", 0, "--interval", 0.2, *args, **variables)
+        self.command = Command("dashboard", "--port", 0, "--interval", 0.5, *args, **variables)
         self.url = self.command.line("Rollway dashboard: ").split()[-1]
 
     def kill(self):
@@ -69,16 +69,24 @@ def chromium():
         browser.close()
 
 
+@pytest.fixture(scope="package")
+def contexts(chromium):
+    """One for each kind of window, so that its later pages find the scripts compiled."""
+    return {}
+
+
 @pytest.fixture
-def visit(chromium):
+def visit(chromium, contexts):
     """Opens pages: ``visit(url, width=…, height=…, …)``. A page that had an error in it fails the test."""
-    contexts, errors = [], []
+    pages, errors = [], []
 
     def open_page(url, width=1180, height=900, **settings):
-        context = chromium.new_context(viewport={"width": width, "height": height}, **settings)
-        context.set_default_timeout(30_000)
-        contexts.append(context)
-        page = context.new_page()
+        kind = (width, height, *settings.items())
+        if kind not in contexts:
+            contexts[kind] = chromium.new_context(viewport={"width": width, "height": height}, **settings)
+            contexts[kind].set_default_timeout(30_000)
+        page = contexts[kind].new_page()
+        pages.append(page)
         page.requests = []
         page.on("request", lambda request: page.requests.append(request.url))
         page.on("websocket", lambda socket: page.requests.append(socket.url))
@@ -87,6 +95,7 @@ def visit(chromium):
         return page
 
     yield open_page
-    for context in contexts:
-        context.close()
+    for page in pages:
+        page.context.clear_cookies()
+        page.close()
     assert not errors

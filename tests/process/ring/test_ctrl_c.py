@@ -9,7 +9,7 @@ import pytest
 
 import rollway
 from tests import ROOT
-from tests.docs.test_docs import blocks
+from tests.support.documents import blocks
 from tests.support.processes import session, until
 
 PROGRAM = blocks(ROOT / "docs/restarts.md")[0]
