@@ -134,6 +134,12 @@ def test_transitions_are_replayed_as_their_page_says(capsys):
     assert (1 - batch["dones"] + batch["truncated"] == 0).all()  # a terminated episode has no value afterwards
 
 
+def test_windows_of_steps_are_replayed_as_their_page_says():
+    batch = execute("docs/tables.md", 0)["batch"]
+    obs, later = (batch.data[column][:, :, 0, 0].astype(int) for column in ("obs", "next_obs"))
+    assert obs.shape == (32, 4) and ((later - obs) % 256 == 3).all() and (batch.data["reward"] == 1).all()
+
+
 def test_weights_are_published_as_their_page_says():
     names = execute("docs/weights.md", 0)
     assert names["version"] == 3 and (names["mine"]["w"] == 1).all() and (names["mine"]["b"] == 3).all()
@@ -339,6 +345,7 @@ def test_every_block_is_run():
         "docs/restarts.md": 1,  # in tests/process/ring/test_ctrl_c.py
         "docs/net.md": 3,
         "docs/replay.md": 1,
+        "docs/tables.md": 1,
         "docs/weights.md": 3,
         "docs/records.md": 3,
         "docs/ray.md": 2,
@@ -388,7 +395,7 @@ def nouns():
 
 def test_the_nouns_lie_where_the_architecture_says():
     found = nouns()
-    assert len(found) == 9
+    assert len(found) == 10
     for noun, cells in found.items():
         for tree, cell in zip(("crates/core/src", "crates/py/src", "python/rollway"), cells, strict=False):
             folder = noun if cell in ("●", "") else cell
