@@ -2,13 +2,17 @@
 
 use crate::fixture::*;
 use crate::harness::Proxy;
-use crate::records::{KIB, Learner, connect, producer, put};
+use crate::record_forwarder::node;
+use crate::records::{KIB, Learner, checked, connect, producer, put, record_of};
 use rollway_core::Error;
 use rollway_core::net::{RecordIngress, TcpClientSpec, TcpRecordClient, TcpServer, TcpServerSpec};
 use rollway_core::policies::OnRestart;
-use rollway_core::records::Consumer;
-use rollway_core::ring::OnFull;
+use rollway_core::records::producer::delivery::Written;
+use rollway_core::records::{Consumer, Label, Producer, RecordsSpec};
+use rollway_core::ring::{IfExists, OnFull};
 use rollway_core::segment::Owner;
+use rollway_core::segment::sessions::{HeldSession, SessionStore};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// How many sessions the records remember.
@@ -122,6 +126,36 @@ fn a_client_with_refused_records_is_remembered_again_when_it_has_been_told() {
     assert_eq!((remembered(&learner.consumer), learner.values(2)), (1, vec![2, 3]));
 }
 
+/// A log has room for 64 numbers.
+#[test]
+fn records_that_lie_far_apart_in_their_lane_are_delivered_in_several_runs() {
+    let name = Name::unique();
+    let spec = RecordsSpec { descriptors: 256, ..node(&name) };
+    let consumer = Arc::new(Consumer::open(&spec, IfExists::Resume, None).unwrap());
+    let producer = Arc::new(producer(&consumer));
+    let store: Arc<dyn SessionStore> = producer.clone();
+    let session = HeldSession::add(&store, [7; 16], 10).unwrap().unwrap();
+    let (mut records, mut others) = (Vec::new(), Vec::new());
+    for value in 0..150 {
+        let mut room = Producer::reserve(producer.clone(), 8, soon()).unwrap().unwrap();
+        if value % 70 < 10 {
+            others.push(room); // Of another connection.
+            continue;
+        }
+        room.bytes_mut().copy_from_slice(&record_of(value, 8));
+        let label = Label { version: 8, kind: value, origin: Some((1, u64::from(value))) };
+        records.push(Written { room, label, end: 11 + u64::from(value) });
+    }
+    let (count, others_count) = (records.len(), others.len());
+    producer.deliver(&session, records);
+    assert_eq!(session.next(), 150); // Behind 139, the last one.
+    assert_eq!((count, consumer.records().census().ready_records), (120, 120));
+    assert_eq!(consumer.records().census().reserved_records, others_count);
+    assert_eq!(consumer.records().totals().committed, 120);
+    let values = (0..count).map(|_| checked(&Consumer::take(consumer.clone(), soon()).unwrap().unwrap()).2);
+    assert!(values.eq((0..150).filter(|value| value % 70 >= 10)));
+}
+
 #[test]
 fn a_log_that_names_no_records_is_damage() {
     let learner = Learner::new(64 * KIB);
@@ -146,14 +180,11 @@ fn a_log_that_names_no_records_is_damage() {
 mod kills {
     use super::*;
     use crate::kills::{die_as_told, kill_at_each};
-    use crate::record_forwarder::{node, offer, worker};
+    use crate::record_forwarder::{offer, worker};
     use crate::sessions::kills::{TOKEN, visits};
     use rollway_core::net::Forwarder;
-    use rollway_core::records::{Producer, RecordsSpec};
-    use rollway_core::ring::IfExists;
     use rollway_core::segment::Role;
     use rollway_core::sys::sync::Point;
-    use std::sync::Arc;
     use std::sync::atomic::AtomicBool;
 
     /// `RunFinished` and `SessionInherited` follow what leaves a run to finish.
@@ -210,7 +241,7 @@ mod kills {
             let reader = scope.spawn(|| {
                 let mut all = Vec::new();
                 while let Ok(record) = Consumer::take(consumer.clone(), soon()) {
-                    let (_, sequence, value, _) = crate::records::checked(&record.unwrap());
+                    let (_, sequence, value, _) = checked(&record.unwrap());
                     assert_eq!(sequence, u64::from(value));
                     all.push(value);
                 }
