@@ -37,7 +37,7 @@ def overwrite(path, offset, form, value):
 def test_another_layout_version_is_refused(ring, name):
     before = overwrite(ring, VERSION_OFFSET, "I", 99)
     with pytest.raises(
-        rollway.errors.LayoutMismatch, match=r"has layout version 99, this build reads 7\. Use the same rollway"
+        rollway.errors.LayoutMismatch, match=r"has layout version 99, this build reads 8\. Use the same rollway"
     ):
         rollway.ShmClient(name, EXAMPLE)
     overwrite(ring, VERSION_OFFSET, "I", int.from_bytes(before, "little"))

@@ -46,12 +46,13 @@ class TcpRecordClient(TcpLifetime, TcpRecordSender, AsyncRecordSends):
         casting: ``"same_kind"`` converts arrays of another dtype while they are sent, where all numbers fit. With
             ``"no"`` they are refused. Single numbers and lists of numbers always convert.
         on_restart: What happens to records that were sent to a learner and not acknowledged, when the learner is
-            restarted or has forgotten this client: they may have arrived or not. ``"raise"``: the next call raises
-            `ConnectionClosedError`, also when the learner closes. ``"drop"``: they are given up, and counted
-            (``stats()["dropped"]``). ``"resend"``: they are sent to the new learner, and counted
-            (``stats()["resent"]``); a learner that resumes the old segment may have some of them twice. With the latter
-            two the client waits for the new learner, at most ``reconnect_timeout_s``, and continues with it. What was
-            not sent yet goes to it in any case. A new learner with another schema is a `SchemaMismatch`.
+            restarted with new records or has forgotten this client: they may have arrived or not. ``"raise"``: the next
+            call raises `ConnectionClosedError`, also when the learner closes. ``"drop"``: they are given up, and
+            counted (``stats()["dropped"]``). ``"resend"``: they are sent to the new learner, and counted
+            (``stats()["resent"]``). With the latter two the client waits for the new learner, at most
+            ``reconnect_timeout_s``, and continues with it. What was not sent yet goes to it in any case. A new learner
+            with another schema is a `SchemaMismatch`. A learner that resumes the records of the one before knows what
+            has arrived: nothing is lost, dropped or sent twice, whatever is chosen here.
         max_unacknowledged: Records without acknowledgement, at most: also those that wait while there is no learner,
             and those that a restart can drop or double. Then `send` waits. Left out, only ``max_inflight_msgs`` counts.
         connect_timeout_s: How long to wait for the learner to appear.

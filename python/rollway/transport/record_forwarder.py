@@ -45,9 +45,9 @@ class RecordForwarder(ForwarderBase):
         lanes: How many workers may be attached at once.
         max_records: How many records a lane can hold; as for `RecordServer`.
         on_full: What a worker does when its lane is full; ``"drop_oldest"`` drops nothing that may have been sent.
-        on_restart: What happens to records that were sent and not acknowledged when the learner is restarted or has
-            forgotten this forwarder; as for `TcpRecordClient`. With ``"raise"`` the forwarder ends, and `error` says
-            why.
+        on_restart: What happens to records that were sent and not acknowledged when the learner is restarted with new
+            records or has forgotten this forwarder; as for `TcpRecordClient`. With ``"raise"`` the forwarder ends, and
+            `error` says why. A learner that resumes its records gets each one once, whatever is chosen here.
         connect_timeout_s: How long to wait for the learner to appear.
         reconnect_timeout_s: How long to try again after a connection was lost, before the forwarder ends.
         keepalive_s: A learner that is silent for three times as long counts as gone.

@@ -121,7 +121,7 @@ fn of_records(records: &Records, count: usize) -> Result<Vec<Newest>> {
     let mut there = Vec::new();
     for lane in records.protocol().existing_lanes() {
         for descriptor in lane.table {
-            // SYNC records.ready: Acquire here, Release in `publish`.
+            // SYNC records.ready: Acquire here, Release in `make_ready`.
             let word = descriptor.word.load(Ordering::Acquire);
             if matches!(Word::unpack(word).state, State::Ready | State::Taken) {
                 there.push((descriptor.committed_ns.load(Ordering::Relaxed), lane, descriptor, word));

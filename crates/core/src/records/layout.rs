@@ -6,6 +6,8 @@
 //!      ├──────────────────────────────────────────────────────────────────────────┤
 //!      │ Lane × lanes (256 B)   the producer's line │ the readers' │ room event   │
 //!      ├──────────────────────────────────────────────────────────────────────────┤
+//!      │ SessionEntry × 1,024 (64 B)   id, next, log, holder                      │
+//!      ├──────────────────────────────────────────────────────────────────────────┤
 //!      │ Descriptor × lanes × descriptors (64 B)   word, place, stamp, sent       │
 //! page ├──────────────────────────────────────────────────────────────────────────┤
 //!      │ lane 0: lane_bytes of records, each at a multiple of 64                  │
@@ -13,7 +15,7 @@
 //!      └──────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! Control and lanes exist from the start. The rest is sparse: the table of a lane exists once `tabled` says so, its data
+//! Control, lanes and sessions exist from the start. The rest is sparse: the table of a lane exists once `tabled` says so, its data
 //! up to `grown`.
 //!
 //! A record of a lane has a *number* that grows for ever, and lives in descriptor number mod descriptors. The words, from
@@ -34,6 +36,7 @@ use crate::segment::forwarding::Forwarding;
 use crate::segment::header::{GEOMETRY_WORDS, PAGE, geometry_words};
 use crate::segment::histogram::Histogram;
 use crate::segment::lease::OWNER_BITS;
+use crate::segment::sessions::{SESSIONS, SessionEntry};
 use crate::sys::sync::{AtomicU32, AtomicU64, ClosedFlag, EventCount};
 
 /// The `kind` of a segment that holds records.
@@ -45,7 +48,7 @@ pub(super) const ON_FULL_WORD: usize = 4;
 /// Every record starts at a multiple of this, in its lane and in memory.
 pub const ALIGN: usize = 64;
 
-const NUMBER_BITS: u32 = 40;
+pub(super) const NUMBER_BITS: u32 = 40;
 pub(super) const NUMBER_MASK: u64 = (1 << NUMBER_BITS) - 1;
 const STATE_SHIFT: u32 = OWNER_BITS;
 const NUMBER_SHIFT: u32 = OWNER_BITS + 2;
@@ -316,6 +319,7 @@ pub struct Geometry {
     /// Data of one lane; whole pages.
     pub lane_bytes: usize,
     pub lanes_offset: usize,
+    pub sessions_offset: usize,
     pub descriptors_offset: usize,
     /// Where the data starts.
     pub data_offset: usize,
@@ -346,7 +350,8 @@ impl Geometry {
     fn derive(lanes: usize, descriptors: usize, lane_bytes: usize) -> Option<Geometry> {
         let lane_bytes = lane_bytes.checked_next_multiple_of(PAGE)?;
         let lanes_offset = size_of::<Control>();
-        let descriptors_offset = lanes_offset + lanes * size_of::<Lane>();
+        let sessions_offset = lanes_offset + lanes * size_of::<Lane>();
+        let descriptors_offset = sessions_offset + SESSIONS * size_of::<SessionEntry>();
         let table_bytes = lanes.checked_mul(descriptors)?.checked_mul(size_of::<Descriptor>())?;
         let data_offset = descriptors_offset.checked_add(table_bytes)?.checked_next_multiple_of(PAGE)?;
         let body_bytes = data_offset.checked_add(lanes.checked_mul(lane_bytes)?)?;
@@ -355,6 +360,7 @@ impl Geometry {
             descriptors,
             lane_bytes,
             lanes_offset,
+            sessions_offset,
             descriptors_offset,
             data_offset,
             body_bytes,

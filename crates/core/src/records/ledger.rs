@@ -94,7 +94,7 @@ impl Ledger {
         };
         lane.grown()?;
         for (index, descriptor) in lane.table.iter().enumerate() {
-            // SYNC records.ready: Acquire here, Release in `publish`.
+            // SYNC records.ready: Acquire here, Release in `make_ready`.
             let word = Word::unpack(descriptor.word.load(Ordering::Acquire));
             if !matches!(word.state, State::Ready | State::Taken) {
                 continue;

@@ -6,8 +6,9 @@
 //! | [`protocol`] | the state machine and its invariants |
 //! | [`recovery`] | what the dead leave behind |
 //! | [`allocator`], [`ledger`] | room in a lane, and what its producer knows about it |
-//! | [`producer`], [`consumer`] | the two handles, and the guards that commit, abort and release; `producer::run`: several records in one go |
+//! | [`producer`], [`consumer`] | the two handles, and the guards that commit, abort and release; `producer::run`: several records in one go; `producer::delivery`: those of a remote client |
 //! | [`forwarding`] | a consumer that sends its records on: what it leaves in the segment |
+//! | [`sessions`] | what each remote client has delivered, which outlives the learner |
 //! | [`format`](mod@format) | what lies in the bytes of one record: leaves, ragged and fixed |
 //! | [`assemble`] | many records into one padded or packed batch |
 //! | [`groups`] | records that belong together, and what becomes of those that stay incomplete |
@@ -27,10 +28,12 @@ pub mod ledger;
 pub mod producer;
 pub mod protocol;
 pub mod recovery;
+pub mod sessions;
 
 pub use crate::error::Damage;
 use crate::error::{Error, Result};
 pub use crate::policies::{IfExists, OnFull, ProducerSpec};
+use crate::segment::sessions::SESSIONS;
 use crate::segment::{Owner, Seat, Segment, Spec};
 use crate::sys::sync::{AtomicU64, Ordering};
 pub use crate::sys::wait::Deadline;
@@ -144,6 +147,7 @@ impl Records {
             Protocol {
                 control: segment.control(),
                 lanes: segment.words(geometry.lanes_offset, geometry.lanes),
+                sessions: segment.words(geometry.sessions_offset, SESSIONS),
                 descriptors: segment
                     .words(geometry.descriptors_offset, geometry.lanes * geometry.descriptors),
                 lane_bytes: geometry.lane_bytes,

@@ -16,6 +16,7 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+pub mod delivery;
 pub(crate) mod run;
 
 /// A lane grows by a thirty-second of what there is of it, and by this much at least and at most: the last step costs a large
@@ -129,6 +130,14 @@ impl ProcessLane {
         process_lane
     }
 
+    /// What is written beside a record.
+    #[inline]
+    fn stamp(&self, label: Label) -> Stamp {
+        let next = || (self.producer_id, self.sequence.fetch_add(1, Ordering::Relaxed));
+        let (producer_id, sequence) = label.origin.unwrap_or_else(next);
+        Stamp { version: label.version, kind: label.kind, producer_id, sequence }
+    }
+
     #[inline]
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
@@ -210,6 +219,11 @@ impl Producer {
 
     pub fn on_full(&self) -> OnFull {
         self.on_full
+    }
+
+    /// The owner of reservations through this handle. A forked child sits down anew.
+    pub fn owner(&self) -> Result<Owner> {
+        Ok(self.process_lane()?.owner)
     }
 
     /// Which lane it writes to.
@@ -502,9 +516,7 @@ impl Producer {
         if Ledger::leaves_room(&room, used) {
             process_lane.ledger().trim(&lane, &room, used);
         }
-        let next = || (process_lane.producer_id, process_lane.sequence.fetch_add(1, Ordering::Relaxed));
-        let (producer_id, sequence) = label.origin.unwrap_or_else(next);
-        let stamp = Stamp { version: label.version, kind: label.kind, producer_id, sequence };
+        let stamp = process_lane.stamp(label);
         let (start, bytes, committed_ns) = (room.start as u64, used as u64, monotonic_ns());
         self.seat.note_commit(1, committed_ns, label.version);
         lane.commit(room.claim, &Entry { start, bytes, stamp, committed_ns });

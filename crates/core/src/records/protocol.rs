@@ -8,10 +8,13 @@
 //!                                                             └───────────────────────┘
 //! ```
 //!
+//! A record that a dead owner had logged becomes Ready, not Free ([`sessions`](super::sessions)).
+//!
 //! I1  A lane has one owner, named in its owner word by a CAS. Only the owner turns a Free descriptor into a Reserved one,
 //!     allocates room in the lane's data, and moves `head` and `grown`.
 //! I2  A record's bytes, place and stamp are written only by the owner named in its Reserved word. Ready is stored after
-//!     all of them (release); a consumer loads it before it reads any (acquire).
+//!     all of them (release), by the owner, or by a process that finishes what a dead owner had logged; a consumer loads it
+//!     before it reads any (acquire).
 //! I3  Record *n* lives in descriptor *n* mod *D*. The owner offers the numbers one by one. It skips a number whose descriptor
 //!     is Taken: a consumer holds an older record there. It skips one that was given back and that a forwarder may have sent.
 //!     It stops at one that is Reserved or Ready otherwise. So no number that is not settled, and was never given back, is more
@@ -38,6 +41,7 @@
 
 use super::layout::{Control, Descriptor, FreeLine, Lane, LaneOwner, NUMBER_MASK, SettledRun, State, Word};
 use crate::error::Damage;
+use crate::segment::sessions::SessionEntry;
 use crate::segment::{Owned, Owner};
 use crate::sys::sync::{Ordering, Point, crash_point, fence};
 use smallvec::SmallVec;
@@ -124,6 +128,8 @@ pub enum NextNumber {
 pub struct Protocol<'a> {
     pub control: &'a Control,
     pub lanes: &'a [Lane],
+    /// Of remote clients; see [`sessions`](super::sessions).
+    pub sessions: &'a [SessionEntry],
     /// Those of lane 0, then those of lane 1, …
     pub descriptors: &'a [Descriptor],
     pub lane_bytes: usize,
@@ -137,6 +143,7 @@ pub struct LaneWords<'a> {
     /// As many as a power of two.
     pub table: &'a [Descriptor],
     pub lane_bytes: usize,
+    pub(super) sessions: &'a [SessionEntry],
     control: &'a Control,
 }
 
@@ -163,6 +170,7 @@ impl<'a> Protocol<'a> {
             line: &self.lanes[index],
             table: &self.descriptors[index * depth..(index + 1) * depth],
             lane_bytes: self.lane_bytes,
+            sessions: self.sessions,
             control: self.control,
         }
     }
@@ -338,13 +346,16 @@ impl<'a> LaneWords<'a> {
 
     // ── the owner of the lane ──────────────────────────────────────────────────────────────────────────────────
 
-    /// Frees what the last owner had reserved, after the lane was taken.
+    /// Frees what the last owner had reserved and not logged, after the lane was taken.
     pub fn clear_reserved(&self, me: Owner) {
-        let mut cleared = 0;
+        let (mut cleared, mut finished) = (0, None);
         for descriptor in self.table {
             let word = descriptor.word.load(Ordering::Relaxed);
             let was = Word::unpack(word);
             if was.state == State::Reserved && was.owner != me {
+                if finished.replace(was.owner) != Some(was.owner) {
+                    self.finish_logs_of(was.owner);
+                }
                 cleared += descriptor.free_reserved(word) as u64;
             }
         }
@@ -394,11 +405,17 @@ impl<'a> LaneWords<'a> {
     /// Publishes a record of a run. Its bytes are written. [`tell`](Self::tell) has to follow: wait for nothing in between (I9).
     #[inline]
     pub fn publish(&self, claim: Claim, entry: &Entry) {
-        let number = claim.number;
-        let descriptor = self.at(number);
+        self.describe(&claim, entry);
+        self.make_ready(claim);
+    }
+
+    /// Writes where a record lies and what it is.
+    #[inline]
+    pub fn describe(&self, claim: &Claim, entry: &Entry) {
+        let descriptor = self.at(claim.number);
         debug_assert_eq!(
             descriptor.word.load(Ordering::Relaxed),
-            Word::new(number, State::Reserved, claim.owner).pack()
+            Word::new(claim.number, State::Reserved, claim.owner).pack()
         );
         descriptor.start.store(entry.start, Ordering::Relaxed);
         descriptor.bytes.store(entry.bytes, Ordering::Relaxed);
@@ -409,9 +426,14 @@ impl<'a> LaneWords<'a> {
         descriptor.kind.store(entry.stamp.kind, Ordering::Relaxed);
         descriptor.sent.store(0, Ordering::Relaxed);
         crash_point(Point::RecordWritten);
+    }
+
+    /// Publishes a record that is described. Its bytes are written.
+    #[inline]
+    pub(super) fn make_ready(&self, claim: Claim) {
         // SYNC records.ready: Release here, Acquire in `find_ready`, `ready_word`, `has_ready`, `oldest_returned` and
         // `Ledger::rebuild`. Publishes the bytes, the place and the stamp (I2).
-        descriptor.word.store(Word::ready(number).pack(), Ordering::Release);
+        self.at(claim.number).word.store(Word::ready(claim.number).pack(), Ordering::Release);
         crash_point(Point::RecordReady);
     }
 
@@ -502,7 +524,7 @@ impl<'a> LaneWords<'a> {
     pub fn take_sent(&self, me: Owner, mut keep: impl FnMut(u64, Taken)) -> Result<()> {
         let (_, head) = self.span()?;
         for descriptor in self.table {
-            // SYNC records.ready: Acquire here, AcqRel in `make_ready_again`, behind the Release in `publish` (I2).
+            // SYNC records.ready: Acquire here, AcqRel in `make_ready_again`, behind the Release in `make_ready` (I2).
             let word = descriptor.word.load(Ordering::Acquire);
             let was = Word::unpack(word);
             if let Some(sent_as) = descriptor.sent_as()
@@ -528,7 +550,7 @@ impl<'a> LaneWords<'a> {
             return Ok(false);
         }
         Ok((first..end.min(head)).all(|number| {
-            // SYNC records.ready: Acquire here, Release in `publish` (I2).
+            // SYNC records.ready: Acquire here, Release in `make_ready` (I2).
             let was = Word::unpack(self.at(number).word.load(Ordering::Acquire));
             !was.is_of(number) || !(was.state == State::Ready || writing && was.state == State::Reserved)
         }))
@@ -576,7 +598,7 @@ impl<'a> LaneWords<'a> {
         }
         let mut number = first;
         while number < head {
-            // SYNC records.ready: Acquire here, Release in `publish` (I2).
+            // SYNC records.ready: Acquire here, Release in `make_ready` (I2).
             let was = Word::unpack(self.at(number).word.load(Ordering::Acquire));
             match was.state {
                 State::Ready if was.is_of(number) => return Ok(true),
@@ -617,7 +639,7 @@ impl<'a> LaneWords<'a> {
     /// The word of a record, if it is Ready.
     #[inline]
     fn ready_word(&self, number: u64) -> Option<u64> {
-        // SYNC records.ready: Acquire here, Release in `publish` (I2).
+        // SYNC records.ready: Acquire here, Release in `make_ready` (I2).
         let word = self.at(number).word.load(Ordering::Acquire);
         let was = Word::unpack(word);
         (was.state == State::Ready && was.is_of(number)).then_some(word)
@@ -639,7 +661,7 @@ impl<'a> LaneWords<'a> {
         let mut reserved = SmallVec::<[u64; 8]>::new(); // Those that we passed.
         while number < head {
             let descriptor = self.at(number);
-            // SYNC records.ready: Acquire here, Release in `publish` (I2).
+            // SYNC records.ready: Acquire here, Release in `make_ready` (I2).
             let word = descriptor.word.load(Ordering::Acquire);
             let was = Word::unpack(word);
             match was.state {
@@ -717,7 +739,7 @@ impl<'a> LaneWords<'a> {
 
     /// The oldest record that is Ready again, with its word and how far it is below `head`.
     fn oldest_returned(&self, head: u64, purpose: Purpose) -> Option<(&'a Descriptor, u64, u64)> {
-        // SYNC records.ready: Acquire here, AcqRel in `make_ready_again`, behind the Release in `publish` (I2).
+        // SYNC records.ready: Acquire here, AcqRel in `make_ready_again`, behind the Release in `make_ready` (I2).
         let words = self.table.iter().map(|descriptor| (descriptor, descriptor.word.load(Ordering::Acquire)));
         let returned = words.filter_map(|(descriptor, word)| {
             let was = Word::unpack(word);
@@ -764,7 +786,7 @@ impl<'a> LaneWords<'a> {
     /// Makes a Taken record Ready again, and counts it; false when another process was faster.
     pub(super) fn make_ready_again(&self, descriptor: &Descriptor, taken: u64) -> bool {
         let ready = Word::ready_again(Word::unpack(taken).number).pack();
-        // SYNC records.ready: AcqRel here, Acquire in `oldest_returned`. What `publish` stored reaches the next consumer (I2).
+        // SYNC records.ready: AcqRel here, Acquire in `oldest_returned`. What `make_ready` published reaches the next consumer (I2).
         let won = descriptor.word.compare_exchange(taken, ready, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         if won {
             crash_point(Point::RecordReturned);
@@ -823,8 +845,13 @@ mod tests {
     fn with_lane_behind_a_reservation(test: impl Fn(&Protocol<'_>, Claim)) {
         let (producer, control, lanes) = (Owner::new(0, 1), Control::default(), [Lane::default()]);
         let descriptors: Vec<Descriptor> = (0..DEPTH).map(|_| Descriptor::default()).collect();
-        let records =
-            Protocol { control: &control, lanes: &lanes, descriptors: &descriptors, lane_bytes: 4096 };
+        let records = Protocol {
+            control: &control,
+            lanes: &lanes,
+            sessions: &[],
+            descriptors: &descriptors,
+            lane_bytes: 4096,
+        };
         let index = records.take_lane(producer, |_| false).unwrap();
         records.open_lane(index);
         let lane = records.lane(index);

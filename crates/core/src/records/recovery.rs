@@ -7,6 +7,10 @@
 //! | `RecordReserved` | the descriptor at `head` Reserved by the dead | the next owner of the lane; a liveness poll | Free; `head` offers the number again |
 //! | `RecordNumbered`, `RecordHalfWritten`, `RecordWritten` | a descriptor Reserved by the dead; readers look behind it, the cursor waits | the next owner; a liveness poll | Free |
 //! | `RecordReady` | a record to be read, or some of a run and the rest of it Reserved by the dead, and consumers asleep | the consumers' liveness poll | taken; the rest Free |
+//! | `RunPlaced` | records of a remote client, Reserved by a dead server | the next owner; a liveness poll | Free: the client sends them again |
+//! | `RunLogged`, `RecordReady`, `RunCommitted` | a logged run, some of its records Reserved | the same; the next server | Ready; the next server moves the session's `next` ([`sessions`](super::sessions)) |
+//! | `SessionMoved` | a client that does not know that its records are committed | the next server | told in the Welcome |
+//! | `SessionEmptied`, `RunFinished`, `SessionInherited` | an entry of a dead server: for no session, or with a `next` that was not moved | the next server | free; moved |
 //! | `RecordDropped` | one drop not counted | – | – |
 //! | `RecordTaken` | a record Taken by the dead, the cursor perhaps before it | a liveness poll; the next consumer | Ready again, counted in `returned`; the cursor helped forward by any look |
 //! | `RecordSentNumbered`, `NumbersMoved` | records Taken by a dead forwarder, some or all of them with numbers ([`forwarding`](super::forwarding)) | a liveness poll; the next forwarder | Ready again; those with numbers are taken and sent first |
@@ -42,7 +46,7 @@ pub fn recover(records: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Repai
     let mut memo = LivenessMemo::of(is_dead);
     let (mut repairs, mut has_returned) = (Repairs::default(), false);
     for lane in records.existing_lanes() {
-        let mut given_back = false;
+        let (mut given_back, mut finished) = (false, None);
         for descriptor in lane.table {
             // Decides nothing alone: every repair below is a CAS from this word.
             let word = descriptor.word.load(Ordering::Relaxed);
@@ -54,6 +58,9 @@ pub fn recover(records: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Repai
                     given_back |= !won; // The faster thread may have stopped before it counted it.
                 }
                 State::Reserved if memo.is_dead(was.owner) => {
+                    if finished.replace(was.owner) != Some(was.owner) {
+                        lane.finish_logs_of(was.owner);
+                    }
                     repairs.reservations += descriptor.free_reserved(word) as usize;
                 }
                 _ => given_back |= was.was_given_back(),

@@ -33,6 +33,7 @@ use crate::segment::forwarding::Forwarding;
 use crate::segment::header::{GEOMETRY_WORDS, PAGE, geometry_words};
 use crate::segment::histogram::Histogram;
 use crate::segment::lease::OWNER_BITS;
+use crate::segment::sessions::{SESSIONS, SessionEntry};
 use crate::segment::{Owner, SERIAL_BITS, Serial};
 use crate::sys::sync::{AtomicU32, AtomicU64, ClosedFlag, EventCount};
 use std::cell::UnsafeCell;
@@ -56,9 +57,6 @@ pub const ANY_SLOT: u64 = u64::MAX;
 
 /// The bit of [`sent_batch`](Buffer::sent_batch) that tells a batch from none: after 2⁴⁰ batches, one has the number 0.
 pub const NUMBERED: u64 = 1 << 63;
-
-/// How many remote clients a ring remembers.
-pub const SESSIONS: usize = 1024;
 
 /// The number of a batch.
 pub type BatchNo = Serial;
@@ -264,26 +262,6 @@ pub struct Buffer {
     pub sent_first: AtomicU64,
 }
 
-/// What one remote client has delivered; see [`sessions`](super::sessions).
-#[repr(C, align(64))]
-#[derive(Debug, Default)]
-pub struct SessionEntry {
-    /// The 16 bytes that name the session. The first word is 0 while no session is here.
-    pub id: [AtomicU64; 2],
-    /// Every sample below is committed, or was dropped as the policy says.
-    pub next: AtomicU64,
-    /// Where `next` will be when the logged run is committed. Not above `next`: nothing is logged.
-    pub target: AtomicU64,
-    /// The logged run. A [`Place`]: its batch, and the buffer.
-    pub place: AtomicU64,
-    /// Its first slot (32), and how many (32).
-    pub run: AtomicU64,
-    /// Which server has it, if any ([`Owner::pack_maybe`]).
-    pub holder: AtomicU64,
-    /// CLOCK_MONOTONIC when it was given back. The lowest bit: its client said goodbye.
-    pub left_ns: AtomicU64,
-}
-
 /// What a producer writes beside its payload.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -312,7 +290,6 @@ unsafe impl Sync for Slot {}
 const _: () = {
     assert!(size_of::<Slot>() == 32);
     assert!(size_of::<Buffer>() == 64);
-    assert!(size_of::<SessionEntry>() == 64);
     assert!(size_of::<WriteLine>() == 64);
     assert!(std::mem::offset_of!(Slot, stamp) == 8);
 };

@@ -22,11 +22,12 @@ pub mod sessions;
 
 use crate::error::{Error, Result};
 pub use crate::policies::{IfExists, OnFull};
+use crate::segment::sessions::SESSIONS;
 use crate::segment::{Owner, Seat, Segment, Spec};
 use crate::sys::sync::{AtomicU64, Ordering};
 pub use crate::sys::wait::{self, Deadline};
 pub use consumer::{Batch, Consumer};
-use layout::{BufferKind, BufferWord, Geometry, KIND, ON_FULL_WORD, SESSIONS, SlotKind, SlotWord, Stamp};
+use layout::{BufferKind, BufferWord, Geometry, KIND, ON_FULL_WORD, SlotKind, SlotWord, Stamp};
 pub use producer::{Producer, Slot};
 use protocol::{Damage, Protocol};
 use recovery::Repairs;

@@ -31,10 +31,10 @@
 //! I9  `cursor`, `holes` and `target` are hints. Wrong ones cost time: a scan, or a liveness poll.
 
 use super::layout::{
-    ANY_SLOT, BatchNo, Buffer, BufferKind, BufferWord, Control, NUMBERED, Place, SessionEntry, Slot,
-    SlotKind, SlotWord,
+    ANY_SLOT, BatchNo, Buffer, BufferKind, BufferWord, Control, NUMBERED, Place, Slot, SlotKind, SlotWord,
 };
 pub use crate::error::Damage;
+use crate::segment::sessions::SessionEntry;
 use crate::segment::{Owned, Owner};
 use crate::sys::prefetch::prefetch_to_write;
 use crate::sys::sync::{AtomicU64, Ordering, Point, crash_point, fence};

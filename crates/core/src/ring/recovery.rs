@@ -26,7 +26,7 @@
 
 use super::layout::{BatchNo, BufferKind, BufferWord, Place, SlotKind, SlotWord};
 use super::protocol::{Damage, Protocol};
-use super::sessions::Log;
+use super::sessions::LoggedRun;
 use crate::segment::Owner;
 use crate::segment::lease::LivenessMemo;
 use crate::sys::sync::{Ordering, Point, crash_point};
@@ -110,10 +110,10 @@ pub fn recover(ring: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Result<R
 
 /// Remembers what the last dead owner had logged: its claims lie side by side.
 #[derive(Default)]
-struct LogMemo(Option<(Owner, Vec<Log>)>);
+struct LogMemo(Option<(Owner, Vec<LoggedRun>)>);
 
 impl LogMemo {
-    fn of(&mut self, ring: &Protocol<'_>, dead: Owner) -> Result<&[Log], Damage> {
+    fn of(&mut self, ring: &Protocol<'_>, dead: Owner) -> Result<&[LoggedRun], Damage> {
         if self.0.as_ref().is_none_or(|(owner, _)| *owner != dead) {
             self.0 = Some((dead, ring.logged_by(dead)?));
         }

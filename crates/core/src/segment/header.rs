@@ -24,7 +24,7 @@ use std::path::Path;
 /// The first eight bytes of a segment.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"ROLLWAY\x01");
 /// Changes whenever a byte of any layout moves, or means something else.
-pub const LAYOUT_VERSION: u32 = 7;
+pub const LAYOUT_VERSION: u32 = 8;
 /// Everything that starts on a page starts on one of this size.
 pub const PAGE: usize = 4096;
 /// Numbers for the structure in the body to describe itself with.

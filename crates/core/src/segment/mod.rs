@@ -26,6 +26,7 @@
 //! | `peers` | [`PeerWatch`]: notices that every peer is dead |
 //! | [`catalog`] | the segments of this user: listed, and collected when they are stale |
 //! | [`forwarding`] | the session of a forwarder that empties the segment |
+//! | [`sessions`] | what each remote client of a segment has delivered |
 //! | `owned` | [`Owned`]: what one participant owns until it gives it up |
 //! | `serial` | [`Serial`]: numbers that grow for ever |
 //! | `body` | what the structures in bodies need of their segment |
@@ -51,6 +52,7 @@ mod naming;
 mod owned;
 mod peers;
 mod serial;
+pub mod sessions;
 
 pub use account::{Activity, RemoteCounts, Times, Waits};
 pub use learner::LearnerSeat;

@@ -5,6 +5,7 @@
 
 use loom::thread;
 use rollway_core::segment::Owner;
+use rollway_core::segment::sessions::{Lookup, SessionTable};
 use rollway_core::sys::sync::{AtomicU32, EventCount, Ordering, Point, fault};
 use rollway_core::sys::wait::{Deadline, wait_for};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -134,6 +135,22 @@ impl<T: Testament> Mortal<T> {
     /// Asks the kernel, so to speak.
     pub fn is_dead(&self, who: Owner) -> bool {
         who == owner(VICTIM) && self.dead.load(Ordering::Acquire) == 1
+    }
+}
+
+/// The session of a remote client.
+pub const SESSION: [u8; 16] = [5; 16];
+/// The seat of the server that comes after the one that dies.
+pub const NEXT_SERVER: usize = 8;
+
+impl<T: Testament> Mortal<T> {
+    /// The next server takes the session over, if this one is dead.
+    pub fn give_session(&self, table: &impl SessionTable) -> Option<usize> {
+        match table.take_session(SESSION, owner(NEXT_SERVER), 0, &|who| self.is_dead(who)).unwrap() {
+            Lookup::Taken(entry) => Some(entry),
+            Lookup::Held => None,
+            Lookup::Unknown => panic!("the session is forgotten"),
+        }
     }
 }
 

@@ -7,13 +7,18 @@
 //! [`Ledger`], so what is allocated twice shows as two writers of one cell. Who survives a death acts beside it, and looks once more
 //! when it is over, for loom has no clock for a liveness poll.
 
-use crate::mortal::{Mortal, Testament, VICTIM, explore, kill_everywhere, owner, sorted, spawn, wait_until};
+use crate::mortal::{
+    Mortal, NEXT_SERVER, SESSION, Testament, VICTIM, explore, kill_everywhere, owner, sorted, spawn,
+    wait_until,
+};
 use loom::cell::UnsafeCell;
 use rollway_core::records::layout::{Control, Descriptor, Lane};
 use rollway_core::records::ledger::{Ledger, Room};
 use rollway_core::records::protocol::{Entry, LaneWords, Protocol, Stamp, Taken};
 use rollway_core::records::recovery::recover;
+use rollway_core::records::sessions::Run;
 use rollway_core::segment::Owner;
+use rollway_core::segment::sessions::{SessionEntry, SessionTable};
 use rollway_core::sys::sync::{Point, crash_point};
 use std::sync::Arc;
 
@@ -27,6 +32,7 @@ const CELL: usize = 64;
 struct Heap {
     control: Box<Control>,
     lanes: Vec<Lane>,
+    session: [SessionEntry; 1],
     descriptors: Vec<Descriptor>,
     cells: Vec<Cell>,
     cells_of_lane: usize,
@@ -43,6 +49,7 @@ impl Heap {
         Arc::new(Heap {
             control: Box::default(),
             lanes: (0..lanes).map(|_| Lane::default()).collect(),
+            session: Default::default(),
             descriptors: (0..lanes * depth).map(|_| Descriptor::default()).collect(),
             cells: (0..lanes * cells).map(|_| Cell([UnsafeCell::new(0), UnsafeCell::new(0)])).collect(),
             cells_of_lane: cells,
@@ -50,8 +57,8 @@ impl Heap {
     }
 
     fn records(&self) -> Protocol<'_> {
-        let Heap { control, lanes, descriptors, cells_of_lane, .. } = self;
-        Protocol { control, lanes, descriptors, lane_bytes: cells_of_lane * CELL }
+        let Heap { control, lanes, session, descriptors, cells_of_lane, .. } = self;
+        Protocol { control, lanes, sessions: session, descriptors, lane_bytes: cells_of_lane * CELL }
     }
 
     fn lane(&self, index: usize) -> LaneWords<'_> {
@@ -717,6 +724,111 @@ fn a_producer_killed_while_it_drops_has_dropped_what_it_freed() {
         assert!(received == [1, 2] || received == [1] || received == [2], "{received:?}");
         let reached = victim.reached(Point::RecordDropped);
         assert_eq!(received.len(), 2 - reached);
+        victim
+    });
+}
+
+// ── sessions ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+impl Heap {
+    /// A server with a lane and a session.
+    fn server(&self, seat: usize) -> Ledger {
+        assert_eq!(self.records().add_session(SESSION, 0, owner(seat)), Some(0));
+        self.producer(seat)
+    }
+
+    /// Commits the next records of the session: their values are their numbers.
+    fn deliver<const N: usize>(&self, rooms: [Room; N]) {
+        let [entry] = &self.session;
+        let (first, mut run, mut lane) = (entry.next(), Run::default(), 0);
+        for (room, value) in rooms.into_iter().zip(first..) {
+            lane = room.claim.lane;
+            self.write(&room, value);
+            self.lane(lane).describe(&room.claim, &Heap::entry(&room, value));
+            run.push(room.claim);
+        }
+        self.lane(lane).commit_logged(entry, first + N as u64, run);
+    }
+
+    /// Delivers two records, while one of another client is on its way between them.
+    fn serve(&self, ledger: &mut Ledger) {
+        let [first, on_its_way, second] = [0; 3].map(|_| self.try_reserve(ledger).expect("there is room"));
+        self.deliver([first, second]);
+        ledger.abort(&self.lane(ledger.lane()), on_its_way.claim);
+    }
+
+    /// Every number that the session counts has arrived once, and no other.
+    fn assert_session_is_right(&self) {
+        let mut received = Vec::new();
+        self.drain(owner(CONSUMER), &mut received);
+        assert_eq!(sorted(received), (0..self.session[0].next()).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn what_a_killed_server_had_logged_is_committed_and_counted_and_nothing_else() {
+    const POINTS: &[Point] = &[
+        Point::RecordWritten,
+        Point::RunPlaced,
+        Point::RunLogged,
+        Point::RecordReady,
+        Point::RunCommitted,
+        Point::SessionMoved,
+    ];
+    kill_everywhere(2, POINTS, |fate| {
+        let heap = Heap::new(1, 4, 3);
+        let mut ledger = heap.server(VICTIM);
+        let victim = Victim::new();
+        let dying = victim.live(&heap, fate, move |heap, _| heap.serve(&mut ledger));
+        recover_from(&victim, &heap);
+        let taken = victim.give_session(&heap.records());
+        dying.join().unwrap();
+        let lives = taken.or_else(|| victim.give_session(&heap.records())).is_none();
+        assert_eq!(lives, !victim.died());
+        recover_from(&victim, &heap);
+        heap.assert_session_is_right();
+        victim
+    });
+}
+
+#[test]
+fn a_session_and_a_lane_that_change_hands_while_others_recover_lose_no_logged_record() {
+    const POINTS: &[Point] = &[Point::RunPlaced, Point::RunLogged, Point::RecordReady];
+    kill_everywhere(1, POINTS, |fate| {
+        let heap = Heap::new(1, 4, 4);
+        let mut ledger = heap.server(VICTIM);
+        let victim = Victim::new();
+        victim.live(&heap, fate, move |heap, _| heap.serve(&mut ledger)).join().unwrap();
+        let (witness, dead) = (victim.clone(), victim.clone());
+        let other = spawn(&heap, move |heap| recover_from(&witness, heap));
+        let next = spawn(&heap, move |heap| {
+            if let Some(mut ledger) = heap.join(owner(NEXT_SERVER), |who| dead.is_dead(who)) {
+                dead.give_session(&heap.records()).expect("the session of the dead");
+                heap.deliver([heap.try_reserve(&mut ledger).expect("there is room")]);
+            }
+        });
+        other.join().unwrap();
+        next.join().unwrap();
+        recover_from(&victim, &heap);
+        heap.assert_session_is_right();
+        victim
+    });
+}
+
+#[test]
+fn a_session_goes_to_a_server_and_the_lane_to_another_producer() {
+    kill_everywhere(2, &[Point::RunLogged, Point::RunCommitted], |fate| {
+        let heap = Heap::new(1, 4, 3);
+        let mut ledger = heap.server(VICTIM);
+        let victim = Victim::new();
+        victim.live(&heap, fate, move |heap, _| heap.serve(&mut ledger)).join().unwrap();
+        let witness = victim.clone();
+        let other = spawn(&heap, move |heap| {
+            heap.join(owner(1), |who| witness.is_dead(who)).map(|ledger| ledger.lane())
+        });
+        assert_eq!(victim.give_session(&heap.records()).is_some(), victim.died());
+        assert_eq!(other.join().unwrap().is_some(), victim.died());
+        heap.assert_session_is_right();
         victim
     });
 }

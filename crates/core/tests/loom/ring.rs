@@ -7,14 +7,17 @@
 //! where somebody dies (or gives a slot back, which is only a hint to the others), the survivors look again and again
 //! instead of sleeping.
 
-use crate::mortal::{Mortal, Testament, VICTIM, explore, kill_everywhere, owner, sorted, spawn, wait_until};
+use crate::mortal::{
+    Mortal, NEXT_SERVER, SESSION, Testament, VICTIM, explore, kill_everywhere, owner, sorted, spawn,
+    wait_until,
+};
 use loom::cell::UnsafeCell;
 use loom::thread;
-use rollway_core::ring::layout::{Buffer, Control, SessionEntry, Slot, SlotWord};
+use rollway_core::ring::layout::{Buffer, Control, Slot, SlotWord};
 use rollway_core::ring::protocol::{Claim, Claimant, Protocol, Taken};
 use rollway_core::ring::recovery::recover;
-use rollway_core::ring::sessions::Lookup;
 use rollway_core::segment::Owner;
+use rollway_core::segment::sessions::{SessionEntry, SessionTable};
 use rollway_core::sys::sync::{AtomicU32, AtomicU64, EventCount, Ordering, Point, crash_point};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -952,24 +955,11 @@ fn a_batch_that_a_killed_consumer_was_closing_is_closed_by_the_next() {
     });
 }
 
-const SESSION: [u8; 16] = [5; 16];
-/// The seat of the server that comes after the one that dies.
-const NEXT_SERVER: usize = 8;
-
-/// Takes the session over from the victim, if it is dead.
-fn take_over(victim: &Victim, heap: &Heap) -> Option<usize> {
-    match heap.ring().take_session(SESSION, owner(NEXT_SERVER), 0, |who| victim.is_dead(who)).unwrap() {
-        Lookup::Taken(entry) => Some(entry),
-        Lookup::Held => None,
-        Lookup::Unknown => panic!("the session is forgotten"),
-    }
-}
-
 /// Commits the next samples of a session: their values are their numbers.
 fn deliver(heap: &Heap, seat: usize, entry: usize, count: usize) {
     let claim = heap.claim(owner(seat), count);
     heap.write(&claim, heap.sessions[entry].next.load(Ordering::Relaxed));
-    heap.ring().commit_logged(entry, claim);
+    heap.ring().commit_logged(&heap.sessions[entry], claim);
 }
 
 /// A server that delivers two samples of a session, while one of another client is on its way.
@@ -1003,9 +993,9 @@ fn what_a_killed_server_had_logged_is_committed_and_counted_and_nothing_else() {
         let victim = Victim::new();
         let dying = victim.live(&heap, fate, move |heap, _| serve(heap, entry));
         recover_from(&victim, &heap);
-        let taken = take_over(&victim, &heap);
+        let taken = victim.give_session(&heap.ring());
         dying.join().unwrap();
-        let lives = taken.or_else(|| take_over(&victim, &heap)).is_none();
+        let lives = taken.or_else(|| victim.give_session(&heap.ring())).is_none();
         assert_eq!(lives, !victim.died());
         recover_from(&victim, &heap);
         assert_session_is_right(&heap, Vec::new());
@@ -1024,7 +1014,7 @@ fn a_session_that_changes_hands_while_others_recover_shows_no_unfinished_sample(
         let (witness, dead) = (victim.clone(), victim.clone());
         let other = spawn(&heap, move |heap| recover_from(&witness, heap));
         let next = spawn(&heap, move |heap| {
-            if let Some(entry) = take_over(&dead, heap) {
+            if let Some(entry) = dead.give_session(&heap.ring()) {
                 deliver(heap, NEXT_SERVER, entry, 1);
             }
         });
@@ -1046,9 +1036,9 @@ fn two_servers_that_find_the_session_of_a_dead_one_do_not_both_get_it() {
         let witness = victim.clone();
         let other = spawn(&heap, move |heap| {
             let is_dead = |who| witness.is_dead(who);
-            heap.ring().release_dead_sessions(owner(1), 7, is_dead).unwrap();
+            heap.ring().release_dead_sessions(owner(1), 7, &is_dead).unwrap();
         });
-        if let Some(entry) = take_over(&victim, &heap) {
+        if let Some(entry) = victim.give_session(&heap.ring()) {
             deliver(&heap, NEXT_SERVER, entry, 1);
         }
         other.join().unwrap();

@@ -342,8 +342,9 @@ fn a_client_of_samples_may_not_send_for_others() {
 #[cfg(feature = "fault")]
 mod kills {
     use super::*;
-    use rollway_core::sys::sync::{Point, fault};
-    use std::sync::atomic::{AtomicBool, AtomicUsize};
+    use crate::kills::{die_as_told, kill_at_each};
+    use rollway_core::sys::sync::Point;
+    use std::sync::atomic::AtomicBool;
 
     const POINTS: &[Point] = &[
         Point::BatchSealed,
@@ -357,21 +358,11 @@ mod kills {
     ];
     const VISITS: &[usize] = &[1, 2, 7];
 
-    fn die_at(point: Point) {
-        static VISITED: AtomicUsize = AtomicUsize::new(0);
-        let number: usize = told("POINT").parse().unwrap();
-        let visit: usize = told("VISIT").parse().unwrap();
-        if point == POINTS[number] && VISITED.fetch_add(1, Ordering::Relaxed) + 1 == visit {
-            // SAFETY: has no memory to break.
-            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
-        }
-    }
-
     /// A forwarder in a process of its own, which dies on the way.
     #[test]
     #[ignore]
     fn victim() {
-        fault::on_point_of_any_thread(die_at);
+        die_as_told();
         let (segment, port) = (told("SEGMENT"), told("PORT").parse().unwrap());
         let ring = crate::fixture::spec(Some(&segment), 8, 4);
         let forwarder = Forwarder::start(TcpClientSpec { port, ..TcpClientSpec::default() }, &ring).unwrap();
@@ -411,22 +402,8 @@ mod kills {
                 }
                 all
             });
-            for (number, point) in POINTS.iter().enumerate() {
-                for visit in VISITS {
-                    let variables = [
-                        ("SEGMENT", &*name),
-                        ("PORT", &port),
-                        ("POINT", &number.to_string()),
-                        ("VISIT", &visit.to_string()),
-                    ];
-                    let mut victim = Process::start("forwarder::kills::victim", &variables);
-                    assert!(
-                        eventually(|| victim.has_ended()),
-                        "visit {visit} of {point:?} was never reached"
-                    );
-                    assert!(victim.was_killed(), "it failed before visit {visit} of {point:?}");
-                }
-            }
+            let variables = [("SEGMENT", &*name), ("PORT", &port)];
+            kill_at_each("forwarder::kills::victim", &variables, POINTS, |_| VISITS);
             let last = forward(&name, learner.spec());
             done.store(true, Ordering::Relaxed);
             let sent = sends.map(|sender| sender.join().unwrap());

@@ -10,12 +10,16 @@ mod fixture;
 mod frame_probe;
 #[path = "../support/net.rs"]
 mod harness;
+#[cfg(feature = "fault")]
+#[path = "../support/kills.rs"]
+mod kills;
 
 mod forwarder;
 mod frame;
 mod mirror_chain;
 mod pressure;
 mod record_forwarder;
+mod record_sessions;
 mod records;
 mod restarts;
 mod samples;

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 const LANE: usize = 1024 * KIB;
 
-fn node(name: &str) -> RecordsSpec<'_> {
+pub fn node(name: &str) -> RecordsSpec<'_> {
     RecordsSpec {
         name: Some(name),
         auto_named: false,
@@ -42,12 +42,12 @@ fn records(forwarder: &Forwarder) -> &Arc<Records> {
     records
 }
 
-fn worker(name: &Name, id: u32) -> Producer {
+pub fn worker(name: &Name, id: u32) -> Producer {
     Producer::attach(name, SCHEMA, ProducerSpec { producer_id: Some(id), ..ANYONE }).unwrap()
 }
 
 /// A record whose version is its length and whose kind is its value.
-fn offer(worker: &Producer, value: u32, bytes: usize, deadline: Deadline) -> Result<bool> {
+pub fn offer(worker: &Producer, value: u32, bytes: usize, deadline: Deadline) -> Result<bool> {
     let Some(mut room) = Producer::reserve(worker, bytes, deadline)? else { return Ok(false) };
     room.bytes_mut().copy_from_slice(&record_of(value, bytes));
     room.commit(bytes, Label { version: bytes as u32, kind: value, origin: None })?;
@@ -414,8 +414,9 @@ fn a_client_of_records_may_not_send_for_others() {
 #[cfg(feature = "fault")]
 mod kills {
     use super::*;
-    use rollway_core::sys::sync::{Point, fault};
-    use std::sync::atomic::{AtomicBool, AtomicUsize};
+    use crate::kills::{die_as_told, kill_at_each};
+    use rollway_core::sys::sync::Point;
+    use std::sync::atomic::AtomicBool;
 
     const POINTS: &[Point] = &[
         Point::RecordTaken,
@@ -427,21 +428,11 @@ mod kills {
     ];
     const VISITS: &[usize] = &[1, 2, 7, 40];
 
-    fn die_at(point: Point) {
-        static VISITED: AtomicUsize = AtomicUsize::new(0);
-        let number: usize = told("POINT").parse().unwrap();
-        let visit: usize = told("VISIT").parse().unwrap();
-        if point == POINTS[number] && VISITED.fetch_add(1, Ordering::Relaxed) + 1 == visit {
-            // SAFETY: has no memory to break.
-            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
-        }
-    }
-
     /// A forwarder in a process of its own, which dies on the way.
     #[test]
     #[ignore]
     fn victim() {
-        fault::on_point_of_any_thread(die_at);
+        die_as_told();
         let (segment, port) = (told("SEGMENT"), told("PORT").parse().unwrap());
         let spec = TcpClientSpec { port, ..TcpClientSpec::default() };
         let forwarder = Forwarder::start_records(spec, &node(&segment)).unwrap();
@@ -482,22 +473,8 @@ mod kills {
                 }
                 all
             });
-            for (number, point) in POINTS.iter().enumerate() {
-                for visit in VISITS {
-                    let variables = [
-                        ("SEGMENT", &*name),
-                        ("PORT", &port),
-                        ("POINT", &number.to_string()),
-                        ("VISIT", &visit.to_string()),
-                    ];
-                    let mut victim = Process::start("record_forwarder::kills::victim", &variables);
-                    assert!(
-                        eventually(|| victim.has_ended()),
-                        "visit {visit} of {point:?} was never reached"
-                    );
-                    assert!(victim.was_killed(), "it failed before visit {visit} of {point:?}");
-                }
-            }
+            let variables = [("SEGMENT", &*name), ("PORT", &port)];
+            kill_at_each("record_forwarder::kills::victim", &variables, POINTS, |_| VISITS);
             let last = forward(&name, learner.spec());
             done.store(true, Ordering::Relaxed);
             let sent = sends.map(|sender| sender.join().unwrap());

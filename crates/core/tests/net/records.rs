@@ -11,7 +11,7 @@ use rollway_core::net::wire::frame::{
 use rollway_core::net::{RecordIngress, TcpClientSpec, TcpRecordClient, TcpServer, TcpServerSpec};
 use rollway_core::records::format::{LeafShape, Shape};
 use rollway_core::records::producer::Label;
-use rollway_core::records::{Consumer, Producer, RecordsSpec};
+use rollway_core::records::{Consumer, Producer, Record, RecordsSpec};
 use rollway_core::ring::{Deadline, IfExists, OnFull};
 use rollway_core::{Error, Result};
 use std::collections::HashMap;
@@ -81,15 +81,11 @@ impl Learner {
 
     /// Takes the next record, and checks that it is whole.
     pub fn take(&self) -> Received {
-        let record = Consumer::take(self.consumer.clone(), soon()).unwrap().unwrap();
-        let (info, bytes) = (record.info(), record.bytes());
-        assert_eq!(info.stamp.version as usize, bytes.len());
-        assert!(bytes == record_of(info.stamp.kind, bytes.len()), "record {} is not whole", info.stamp.kind);
-        (info.stamp.producer_id, info.stamp.sequence, info.stamp.kind, bytes.len())
+        checked(&Consumer::take(self.consumer.clone(), soon()).unwrap().unwrap())
     }
 
     /// The values of the next ones.
-    fn values(&self, count: usize) -> Vec<u32> {
+    pub fn values(&self, count: usize) -> Vec<u32> {
         (0..count).map(|_| self.take().2).collect()
     }
 
@@ -114,7 +110,15 @@ impl Learner {
     }
 }
 
-fn producer(consumer: &Consumer) -> Producer {
+/// What a record says of itself. Fails when it is not whole.
+pub fn checked(record: &Record<Arc<Consumer>>) -> Received {
+    let (info, bytes) = (record.info(), record.bytes());
+    assert_eq!(info.stamp.version as usize, bytes.len());
+    assert!(bytes == record_of(info.stamp.kind, bytes.len()), "record {} is not whole", info.stamp.kind);
+    (info.stamp.producer_id, info.stamp.sequence, info.stamp.kind, bytes.len())
+}
+
+pub fn producer(consumer: &Consumer) -> Producer {
     Producer::attach_to(consumer.records().clone(), ANYONE).unwrap()
 }
 
@@ -128,7 +132,7 @@ pub fn record_of(value: u32, bytes: usize) -> Vec<u8> {
     (0..bytes.div_ceil(8)).flat_map(|_| word()).take(bytes).collect()
 }
 
-fn connect(spec: TcpClientSpec) -> Result<TcpRecordClient> {
+pub fn connect(spec: TcpClientSpec) -> Result<TcpRecordClient> {
     connect_records(spec, SCHEMA)
 }
 
@@ -137,7 +141,7 @@ fn offer(client: &TcpRecordClient, value: u32, bytes: usize, deadline: Deadline)
     client.send(bytes, bytes as u32, value, deadline, |room| room.copy_from_slice(&record_of(value, bytes)))
 }
 
-fn put(client: &TcpRecordClient, value: u32, bytes: usize) {
+pub fn put(client: &TcpRecordClient, value: u32, bytes: usize) {
     offer(client, value, bytes, soon()).unwrap();
 }
 

@@ -4,8 +4,8 @@ use crate::fixture::*;
 use crate::harness::*;
 use rollway_core::net::{TcpClient, TcpClientSpec, TcpServer, TcpServerSpec};
 use rollway_core::policies::OnRestart;
-use rollway_core::ring::sessions::{HeldSession, Lookup};
 use rollway_core::ring::{Consumer, OnFull};
+use rollway_core::segment::sessions::{HeldSession, Lookup, SessionStore};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -118,7 +118,7 @@ fn a_client_with_refused_samples_is_remembered_again_when_it_has_been_told() {
 #[test]
 fn a_full_table_forgets_who_said_goodbye_then_who_left_first_and_nobody_who_is_there() {
     let consumer = private(2, 2);
-    let producer = Arc::new(producer(&consumer));
+    let producer: Arc<dyn SessionStore> = Arc::new(producer(&consumer));
     let add = |name: u16| {
         let id = std::array::from_fn(|byte| name.to_be_bytes()[byte % 2]);
         HeldSession::add(&producer, id, u64::from(name)).unwrap()
@@ -149,14 +149,15 @@ fn a_full_table_forgets_who_said_goodbye_then_who_left_first_and_nobody_who_is_t
 /// Servers that are killed, one after the other, at each point and at several visits of it. A consumer of the same ring lives on, and
 /// takes back what they held.
 #[cfg(feature = "fault")]
-mod kills {
+pub mod kills {
     use super::*;
+    use crate::kills::{die_as_told, kill_at_each};
     use rollway_core::net::Forwarder;
     use rollway_core::ring::producer::ProducerSpec;
     use rollway_core::ring::{IfExists, Producer};
     use rollway_core::segment::Role;
-    use rollway_core::sys::sync::{Point, fault};
-    use std::sync::atomic::{AtomicBool, AtomicUsize};
+    use rollway_core::sys::sync::Point;
+    use std::sync::atomic::AtomicBool;
 
     /// `RunFinished` and `SessionInherited` follow what leaves a run to finish.
     const POINTS: &[Point] = &[
@@ -176,22 +177,12 @@ mod kills {
         Point::NotifyCleared,
         Point::NotifyMoved,
     ];
-    const TOKEN: &[u8] = b"the same for each of them";
+    pub const TOKEN: &[u8] = b"the same for each of them";
 
-    fn visits(point: Point) -> &'static [usize] {
+    pub fn visits(point: Point) -> &'static [usize] {
         match point {
-            Point::SessionEmptied | Point::RunFinished | Point::SessionInherited => &[1],
+            Point::LaneTaken | Point::SessionEmptied | Point::RunFinished | Point::SessionInherited => &[1],
             _ => &[1, 6, 15],
-        }
-    }
-
-    fn die_at(point: Point) {
-        static VISITED: AtomicUsize = AtomicUsize::new(0);
-        let number: usize = told("POINT").parse().unwrap();
-        let visit: usize = told("VISIT").parse().unwrap();
-        if point == POINTS[number] && VISITED.fetch_add(1, Ordering::Relaxed) + 1 == visit {
-            // SAFETY: has no memory to break.
-            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
         }
     }
 
@@ -206,7 +197,7 @@ mod kills {
     #[test]
     #[ignore]
     fn victim() {
-        fault::on_point_of_any_thread(die_at);
+        die_as_told();
         let (segment, port) = (told("SEGMENT"), told("PORT").parse().unwrap());
         let ring = crate::fixture::spec(Some(&segment), 8, 4);
         let consumer = Consumer::open(&ring, IfExists::Resume, None).unwrap();
@@ -250,21 +241,8 @@ mod kills {
                 }
                 all
             });
-            for (number, point) in POINTS.iter().enumerate() {
-                for visit in visits(*point) {
-                    let variables = [
-                        ("SEGMENT", &*name),
-                        ("PORT", &port.to_string()),
-                        ("POINT", &number.to_string()),
-                        ("VISIT", &visit.to_string()),
-                    ];
-                    let mut victim = Process::start("sessions::kills::victim", &variables);
-                    assert!(
-                        eventually(|| victim.has_ended()),
-                        "visit {visit} of {point:?} was never reached"
-                    );
-                }
-            }
+            let variables = [("SEGMENT", &*name), ("PORT", &port.to_string())];
+            kill_at_each("sessions::kills::victim", &variables, POINTS, visits);
             let _last = server(&consumer, port);
             done.store(true, Ordering::Relaxed);
             let sent = sends.map(|sender| sender.join().unwrap());

@@ -140,7 +140,7 @@ struct World {
 }
 
 fn records<'a>(control: &'a Control, lanes: &'a [Lane], descriptors: &'a [Descriptor]) -> Protocol<'a> {
-    Protocol { control, lanes, descriptors, lane_bytes: LANE_BYTES }
+    Protocol { control, lanes, sessions: &[], descriptors, lane_bytes: LANE_BYTES }
 }
 
 macro_rules! records {

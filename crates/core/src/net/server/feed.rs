@@ -3,7 +3,9 @@
 use super::room_waiter::RoomWaiter;
 use crate::net::wire::frame::{Content, LearnerStatus};
 use crate::segment::Seat;
+use crate::segment::sessions::SessionStore;
 use std::fmt::Debug;
+use std::sync::Arc;
 
 /// What does not change about a ring or a lane.
 #[derive(Debug)]
@@ -43,6 +45,9 @@ pub trait Feed: Debug + Send + Sync {
     fn status(&self) -> LearnerStatus {
         LearnerStatus::default()
     }
+
+    /// Its producer, in whose segment the sessions of clients are.
+    fn session_store(&self) -> Arc<dyn SessionStore>;
 
     /// Its seat in the segment.
     fn seat(&self) -> &Seat;

@@ -14,7 +14,7 @@ use super::connection::Connection;
 use super::end::{End, closed, in_time};
 use super::feed::Feed;
 use super::frame_scatter::Span;
-use super::record_ingress::{RecordIngress, Room};
+use super::record_ingress::{Delivered, RecordIngress, Room};
 use super::session::Progress;
 use super::staging::StagingRoom;
 use crate::error::{Damage, Error};
@@ -254,7 +254,8 @@ impl Connection<'_> {
         part: &Part,
         progress: &mut Progress,
     ) -> Result<(), End> {
-        let (producer_id, mut samples, mut dropped, mut malformed) = (self.producer_id, 0, 0, None);
+        let (producer_id, mut dropped, mut malformed) = (self.producer_id, 0, None);
+        let (mut records, mut end) = (Vec::with_capacity(part.rows), rest.sequence);
         let numbered = Entry::all(rest.index).zip(rest.sequence..);
         for (row, ((entry, sequence), span)) in numbered.zip(self.scatter.take_first(part.rows)).enumerate() {
             if let Span::Record(mut room) = span {
@@ -268,14 +269,14 @@ impl Connection<'_> {
                     .get(row)
                     .map_or((producer_id, sequence), |origin| (origin.producer_id, origin.sequence));
                 let label = Label { version, kind, origin: Some(origin) };
-                let _ = room.commit(entry.bytes as usize, label); // Fails only in a forked child.
-                samples += 1;
+                records.push(Delivered { room, label, end: sequence + 1 });
             } else if drops(ingress) && sequence >= rest.sequence + rest.known as u64 {
                 dropped += 1;
             }
-            progress.skip_to(sequence + 1);
+            end = sequence + 1;
         }
-        add(&self.server.counters.samples, samples);
+        add(&self.server.counters.samples, records.len() as u64);
+        progress.commit_records(ingress, records, end);
         if dropped > 0 {
             add(&self.server.counters.dropped, dropped);
             ingress.count_dropped(dropped);

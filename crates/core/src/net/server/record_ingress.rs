@@ -20,12 +20,17 @@ use crate::net::wire::limits::{MAX_FRAME_BYTES, MAX_FRAME_RECORDS, MAX_SAMPLE_BY
 use crate::records::Producer;
 use crate::records::format::Shape;
 use crate::records::producer::Reservation;
+use crate::records::producer::delivery::Written;
 use crate::ring::{Deadline, OnFull};
 use crate::segment::Seat;
+use crate::segment::sessions::{HeldSession, SessionStore};
 use std::sync::Arc;
 
 /// Room for one record, ours to write until it is committed. Dropping it gives it back.
 pub type Room = Reservation<Arc<Producer>>;
+
+/// A record that is written, and not committed.
+pub type Delivered = Written<Arc<Producer>>;
 
 /// The way into a lane. Clones share it.
 #[derive(Debug, Clone)]
@@ -96,6 +101,17 @@ impl RecordIngress {
         Producer::reserve_free(self.shared.producer.clone(), bytes)
     }
 
+    /// Publishes records, as the next ones of a session if that is in the segment.
+    pub fn commit_each(&self, records: Vec<Delivered>, session: Option<&HeldSession>) {
+        match session {
+            Some(session) => self.shared.producer.deliver(session, records),
+            None => records.into_iter().for_each(|Written { room, label, .. }| {
+                let bytes = room.len();
+                let _ = room.commit(bytes, label); // Fails only in a forked child.
+            }),
+        }
+    }
+
     /// Counts records that were dropped because there was no room for them.
     pub fn count_dropped(&self, records: u64) {
         let _ = self.shared.producer.count_dropped(records); // Fails only when the lane is gone.
@@ -130,6 +146,10 @@ impl Feed for RecordIngress {
         let version = self.published(); // Read before the records are counted.
         let waiting = self.shared.producer.records().census().ready_records.min(u32::MAX as usize) as u32;
         LearnerStatus { version, waiting }
+    }
+
+    fn session_store(&self) -> Arc<dyn SessionStore> {
+        self.shared.producer.clone()
     }
 
     fn seat(&self) -> &Seat {

@@ -20,9 +20,9 @@ use crate::net::wire::frame::Content;
 use crate::net::wire::limits::{MAX_FRAME_BYTES, MAX_FRAME_ROWS};
 use crate::ring::producer::Origin;
 use crate::ring::protocol::Claim;
-use crate::ring::sessions::HeldSession;
 use crate::ring::{Deadline, OnFull, Producer};
 use crate::segment::Seat;
+use crate::segment::sessions::{HeldSession, SessionStore};
 use crate::sys::sync::Ordering;
 use std::sync::Arc;
 
@@ -116,6 +116,10 @@ impl Feed for SampleIngress {
         self.producer().next_producer_id()
     }
 
+    fn session_store(&self) -> Arc<dyn SessionStore> {
+        self.producer().clone()
+    }
+
     fn seat(&self) -> &Seat {
         self.producer().seat()
     }
@@ -156,7 +160,7 @@ impl Run {
     pub fn commit_each(mut self, origins: impl Iterator<Item = Origin>, session: Option<&HeldSession>) {
         let Some(claim) = self.claim.take() else { return };
         match session {
-            Some(session) => session.commit_each(claim, origins),
+            Some(session) => self.ingress.producer().commit_each_logged(session, claim, origins),
             None => self.ingress.producer().commit_each(claim, origins),
         }
     }

@@ -1,8 +1,8 @@
 //! What each client has delivered, so that a client that lost its connection can go on where it was.
 //!
 //! A session is a client's random name and the number of the next sample that the server expects of it. It outlives its
-//! connections. Sessions of samples are also in the ring's segment ([`crate::ring::sessions`]), where the next learner that
-//! resumes the ring finds them.
+//! connections. Sessions are also in the segment of the ring or the records ([`crate::segment::sessions`]), where the next learner
+//! that resumes it finds them.
 //!
 //! E1  Only the holder of the session's lock commits its samples and moves its `next`, with no await in between. A second
 //!     connection of the same client ends the first one, and learns `next` only when it has the lock: no commit of the first
@@ -12,22 +12,20 @@
 //!     sessions; those whose clients said goodbye go first.
 //! E3  A client with samples of unknown fate is never let into a session that was forgotten.
 //! E4  While a session has a connection, its entry in the segment is this server's, and moves with `next`. Without one, the entry
-//!     is free for another server of the ring, so it is read again at the next connection. A session of which samples were
+//!     is free for another server of the segment, so it is read again at the next connection. A session of which samples were
 //!     refused has no entry until its client must have been told: the next learner could not tell it.
 
+use super::record_ingress::{Delivered, RecordIngress};
 use super::sample_ingress::Run;
 use crate::net::wire::frame::{Hello, Refusal};
 use crate::net::wire::limits::MAX_FRAME_RECORDS;
-use crate::ring::Producer;
 use crate::ring::producer::Origin;
-use crate::ring::sessions::{HeldSession, Lookup};
+use crate::segment::sessions::{HeldSession, Lookup, SessionId, SessionStore};
 use crate::sys::thread::lock;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedMutexGuard, watch};
-
-type Id = [u8; 16];
 
 /// Where a session stands. Guarded by its lock (E1).
 #[derive(Debug, Default)]
@@ -37,8 +35,8 @@ pub struct Progress {
     refused: VecDeque<(u64, u32)>,
     /// After so many frames the client has been told of all refusals.
     untold_frames: usize,
-    /// The ring in whose segment the session is, and its name.
-    place: Option<(Arc<Producer>, Id)>,
+    /// The producer in whose segment the session is, and its name.
+    place: Option<(Arc<dyn SessionStore>, SessionId)>,
     /// Its entry there (E4). `None`: it has no connection, or a refusal, or all entries are in use.
     stored: Option<HeldSession>,
 }
@@ -51,8 +49,8 @@ impl Progress {
 
     /// Reads the entry again, now that the session has a connection (E4).
     fn load(&mut self) -> Result<(), (Refusal, String)> {
-        let Some((ring, id)) = &self.place else { return Ok(()) };
-        if let Some(stored) = find(ring, *id, Duration::MAX)? {
+        let Some((store, id)) = &self.place else { return Ok(()) };
+        if let Some(stored) = find(store, *id, Duration::MAX)? {
             (self.next, self.stored) = (stored.next(), Some(stored));
         }
         self.store();
@@ -63,9 +61,9 @@ impl Progress {
     fn store(&mut self) {
         if self.untold_frames == 0
             && self.stored.is_none()
-            && let Some((ring, id)) = &self.place
+            && let Some((store, id)) = &self.place
         {
-            self.stored = HeldSession::add(ring, *id, self.next).ok().flatten();
+            self.stored = HeldSession::add(store, *id, self.next).ok().flatten();
         }
     }
 
@@ -84,7 +82,13 @@ impl Progress {
         debug_assert!(self.stored.as_ref().is_none_or(|stored| stored.next() == self.next));
     }
 
-    /// Steps over samples that were dropped or refused, or committed elsewhere than in a ring.
+    /// Commits the next records. `end`: what is behind the last of them and below this was dropped.
+    pub fn commit_records(&mut self, ingress: &RecordIngress, records: Vec<Delivered>, end: u64) {
+        ingress.commit_each(records, self.stored.as_ref());
+        self.skip_to(end);
+    }
+
+    /// Steps over samples or records that were dropped or refused.
     pub fn skip_to(&mut self, next: u64) {
         if next > self.next {
             self.next = next;
@@ -118,12 +122,16 @@ impl Progress {
 }
 
 /// Takes the entry of a session, if there is one. One without a connection for longer than `keep` is forgotten.
-fn find(ring: &Arc<Producer>, id: Id, keep: Duration) -> Result<Option<HeldSession>, (Refusal, String)> {
-    match HeldSession::take(ring, id, keep) {
+fn find(
+    store: &Arc<dyn SessionStore>,
+    id: SessionId,
+    keep: Duration,
+) -> Result<Option<HeldSession>, (Refusal, String)> {
+    match HeldSession::take(store, id, keep) {
         Ok(Lookup::Taken(stored)) => Ok(Some(stored)),
         Ok(Lookup::Unknown) => Ok(None),
         Ok(Lookup::Held) => {
-            let text = "this client has a connection to another server of the same ring, and can move when that has ended";
+            let text = "this client has a connection to another server of the same ring or records, and can move when that has ended";
             Err((Refusal::Busy, text.to_owned()))
         }
         Err(error) => Err((Refusal::Closed, error.to_string())),
@@ -162,23 +170,27 @@ impl Session {
 /// All sessions of a transport.
 #[derive(Debug)]
 pub struct Sessions {
-    table: Mutex<HashMap<Id, Session>>,
+    table: Mutex<HashMap<SessionId, Session>>,
     most: usize,
     keep: Duration,
-    /// Of the ring in whose segment they are, too.
-    ring: Option<Arc<Producer>>,
+    /// The producer in whose segment they are, too.
+    store: Option<Arc<dyn SessionStore>>,
 }
 
 impl Sessions {
-    /// At most so many, and those without a connection for so long. `ring`: where samples are committed, if they are samples.
-    pub fn new(most: usize, keep: Duration, ring: Option<Arc<Producer>>) -> crate::error::Result<Sessions> {
-        if let Some(ring) = &ring {
-            HeldSession::release_dead(ring)?;
+    /// At most so many, and those without a connection for so long. `store`: what commits what clients send.
+    pub fn new(
+        most: usize,
+        keep: Duration,
+        store: Option<Arc<dyn SessionStore>>,
+    ) -> crate::error::Result<Sessions> {
+        if let Some(store) = &store {
+            HeldSession::release_dead(&**store)?;
         }
-        Ok(Sessions { table: Mutex::default(), most, keep, ring })
+        Ok(Sessions { table: Mutex::default(), most, keep, store })
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Id, Session>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<SessionId, Session>> {
         lock(&self.table)
     }
 
@@ -230,9 +242,9 @@ impl Sessions {
 
     /// Where a client stands that has no session here: as the segment says, or as the client says if nothing of it can have arrived.
     fn find(&self, hello: &Hello) -> Result<Progress, (Refusal, String)> {
-        let place = self.ring.clone().map(|ring| (ring, hello.session));
+        let place = self.store.clone().map(|store| (store, hello.session));
         let stored = match &place {
-            Some((ring, id)) => find(ring, *id, self.keep)?,
+            Some((store, id)) => find(store, *id, self.keep)?,
             None => None,
         };
         let next = stored.as_ref().map(HeldSession::next);
@@ -247,13 +259,13 @@ impl Sessions {
                  did not acknowledge is unknown";
             return Err((Refusal::SessionUnknown, text.to_owned())); // E3
         }
-        // Since the segment was written, the client has sent to a learner with another ring.
+        // Since the segment was written, the client has sent to a learner with another segment.
         stored.into_iter().for_each(HeldSession::forget);
         Ok(Progress { next: hello.next, place, ..Progress::default() })
     }
 
     /// If there are too many sessions, forgets a finished one, or the one that has been without a connection for longest.
-    fn make_room(&self, table: &mut HashMap<Id, Session>) -> Result<(), (Refusal, String)> {
+    fn make_room(&self, table: &mut HashMap<SessionId, Session>) -> Result<(), (Refusal, String)> {
         if table.len() < self.most {
             return Ok(());
         }
@@ -274,7 +286,7 @@ impl Sessions {
 #[derive(Debug)]
 pub struct SessionLease {
     sessions: Arc<Sessions>,
-    id: Id,
+    id: SessionId,
     pub producer_id: u32,
     /// The session was there.
     pub resumed: bool,

@@ -87,11 +87,8 @@ impl TcpServer {
         check_at_least_one("max_connections", spec.max_connections)?;
         check_at_least_one("max_sessions", spec.max_sessions)?;
         check_at_least_one("max_inflight_frames", spec.max_inflight_frames as usize)?;
-        let ring = match &ingress {
-            Some(Ingress::Samples(ingress)) => Some(ingress.producer().clone()),
-            _ => None,
-        };
-        let sessions = Sessions::new(spec.max_sessions, spec.session_ttl, ring)?;
+        let store = ingress.as_ref().map(|ingress| ingress.session_store());
+        let sessions = Sessions::new(spec.max_sessions, spec.session_ttl, store)?;
         let given = spec.token.as_deref().map(Token::new).transpose()?;
         let tls = spec.tls.as_ref().map(ServerTls::config).transpose()?;
         // The server listens, but answers no client before the token file is there (F1).
