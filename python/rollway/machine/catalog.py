@@ -18,8 +18,8 @@ class SegmentInfo:
     used_bytes: int
     """The memory that it uses now."""
     kind: str
-    """``ring``, ``records``, ``weights``, ``replay``, ``tables``, ``vector env``, ``block``; ``unknown`` when it cannot be
-    read."""
+    """``ring``, ``records``, ``weights``, ``replay``, ``tables``, ``vector env``, ``block``; ``unknown`` when it cannot
+    be read."""
     alive: int
     """How many handles are attached, by the locks that the kernel knows."""
     creator_pid: int
