@@ -15,8 +15,8 @@ use crate::sys::sync::{AtomicU32, AtomicU64, EventCount, Ordering, Point, crash_
 use crate::sys::wait::{Deadline, spin_gently, wait_for};
 use std::cell::Cell;
 
-/// Looks before a thread goes to sleep. The lock is held for microseconds.
-const SPINS: u32 = 64;
+/// Looks before a thread goes to sleep. The lock is held for microseconds. Under loom no time passes.
+const SPINS: u32 = if cfg!(loom) { 1 } else { 64 };
 
 #[repr(C, align(64))]
 #[derive(Debug, Default)]

@@ -7,5 +7,6 @@ mod mortal;
 mod records;
 mod replay;
 mod ring;
+mod tables;
 mod vector_env;
 mod weights;
