@@ -43,6 +43,8 @@ class Run(NamedTuple):
     id: str
     space: str
     """The namespace of its actors."""
+    reconnect_timeout_s: float = 60.0
+    """For how long the next learner is waited for."""
 
 
 class NodeLink(threading.Thread):
@@ -82,7 +84,8 @@ class NodeLink(threading.Thread):
             self.opened.set_result(result)
 
     def _keep(self) -> None:
-        entry = self._learner(_REGISTRY_WAIT_S)
+        wait_s = self._run.reconnect_timeout_s if self._was_found else 0.0
+        entry = self._learner(max(wait_s, _REGISTRY_WAIT_S))
         while entry is not None:
             try:
                 self.connect(entry)
@@ -138,7 +141,7 @@ class NodeLink(threading.Thread):
     @property
     def link_id(self) -> LinkId:
         """What the registry knows it by."""
-        return LinkId(self.segment, self._run.id, self.opened.done())
+        return LinkId(self.segment, self._run.id, self._was_found or self.opened.done())
 
     def source(self) -> tuple[Any, ...]:
         """The call of the registry that says from whom to fetch, or to whom to send."""

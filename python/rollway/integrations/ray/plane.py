@@ -161,7 +161,7 @@ class Plane:
         """The answer of the forwarder of this node, which is started if there is none."""
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         looks, node = Looks(timeout_s), cluster.node_id()
-        run = Run(self.name, entry.run_id, self._space)
+        run = Run(self.name, entry.run_id, self._space, entry.reconnect_timeout_s)
         why = "Ray did not start it"
         while looks.again():
             actor = cluster.start_actor(
