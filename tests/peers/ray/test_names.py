@@ -12,6 +12,8 @@ import pytest
 import rollway
 from rollway.errors import InvalidArgument, LearnerUnreachable, ProtocolMismatch, RunNameTaken
 from rollway.integrations.ray import cluster, connect, publish
+from rollway.integrations.ray.node_forwarder import NodeForwarder, node_actor_name
+from rollway.integrations.ray.node_link import Run
 from rollway.integrations.ray.publication import registry_name
 from tests.peers.ray.conftest import NAMESPACE, WAIT_S
 from tests.support.processes import until
@@ -138,6 +140,15 @@ def test_what_workers_sent_before_the_run_began_anew_is_thrown_away(ray, server,
                 client.send({"x": np.full(2, 7, np.float32)})
                 assert taken(server) == 7
             assert server.try_sample() is None
+
+
+def test_a_forwarder_whose_worker_died_before_it_asked_for_a_ring_ends(ray, server):
+    with publish("idle", server):
+        node, run = cluster.node_id(), Run("idle", connect("idle")._entry.run_id, cluster.namespace())
+        name = node_actor_name(run, node)
+        actor = cluster.start_actor(NodeForwarder, name, run.space, node, (run, node), max_restarts=-1)
+        ray.get(actor.pid.remote())
+        until(lambda: cluster.find_actor(name, run.space) is None, WAIT_S)
 
 
 def test_the_registry_goes_with_the_last_learner(ray, server, learner):
