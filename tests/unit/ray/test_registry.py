@@ -188,6 +188,25 @@ def test_a_learner_that_begins_anew_does_so_also_with_another_registry(ended, is
     asyncio.run(run())
 
 
+def test_a_learner_with_other_leaves_does_not_take_the_place_of_one_that_died(ended):
+    before = replace(ENTRY, leaves=[("obs", (4,), "float64")], run_id="")
+    entry = replace(before, identity="second", leaves=[("obs", (4,), "float32")])
+
+    async def run():
+        registry = Registry("127.0.0.1")
+        lease = await present(registry, before)
+        lease.close()
+        await registry.watch(0, Status("present", "first"), SOON)
+        refused = await registry.register(entry, 0)
+        assert refused == replace(before, run_id=refused.run_id, token=None)
+        shown = "leaf 'obs' is float32[4] here but float64[4] at the learner before it (pid 7 on 127.0.0.1)"
+        assert entry.difference(refused) == shown
+        lease = await present(registry, entry, if_exists="replace")
+        lease.close()
+
+    asyncio.run(run())
+
+
 def test_a_learner_that_never_takes_its_lease_is_forgotten(ended, monkeypatch):
     monkeypatch.setattr(registry_module, "_LEASE_WAIT_S", 0.01)
 

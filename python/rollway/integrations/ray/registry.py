@@ -138,8 +138,11 @@ class Registry:
 
     async def register(
         self, entry: LearnerEntry, generation: int, if_exists: IfExists | None = "resume"
-    ) -> Registered | str:
-        """Expects the lease of a learner, or says why not. ``generation``: above that of a registry that was lost."""
+    ) -> Registered | str | LearnerEntry:
+        """Expects the lease of a learner, or says why not. ``generation``: above that of a registry that was lost.
+
+        A `LearnerEntry` is the learner that this one cannot take the place of, because its data have another form.
+        """
         if self._world_size and self._any("present", "expected") and entry.world_size != self._world_size:
             return f"its learners have world_size={self._world_size}, this one has {entry.world_size}"
         known = self._ranks.get(entry.rank)
@@ -149,11 +152,13 @@ class Registry:
         since = None if not lost else time.monotonic() - max(one.since for one in lost)
         if since is not None and if_exists == "error":
             return f"its learner ended {since:.0f} s ago, and its workers wait for the next one"
+        begins_anew = if_exists == "replace" and not self._any("present", "expected")
+        if known is not None and known in lost and not begins_anew and not entry.takes_the_same(known.entry):
+            return known.entry.without_secret()
         if self._server is None:
             self._server = await asyncio.start_server(self._hold, self._host, 0)
         if generation > self._generation:
             self._generation, self._next_number = generation, generation * _GENERATION_NUMBERS
-        begins_anew = if_exists == "replace" and not self._any("present", "expected")
         is_over = bool(self._ranks) and all(rank.is_over for rank in self._ranks.values())
         if begins_anew or is_over or not self._run_ids:
             self._begin_run(entry.run_id or secrets.token_hex(8))
