@@ -12,8 +12,9 @@ import pytest
 import rollway
 from rollway import _core
 from rollway.integrations.ray import cluster, connect, publish
+from rollway.integrations.ray.publication import registry_name
 from tests.peers.ray.conftest import NAMESPACE, WAIT_S, add_node
-from tests.support.processes import until
+from tests.support.processes import is_gone, until
 
 EXAMPLE = {"life": np.zeros((), np.int64), "step": np.zeros((), np.int64), "obs": np.zeros(64, np.float32)}
 
@@ -206,6 +207,53 @@ def test_workers_go_on_with_the_learner_that_comes_after_a_killed_one(ray, far, 
         until(lambda: taker.steps[life][-1:] == [49_999], WAIT_S)
         steps = taker.steps[life]
         assert steps == list(range(steps[0], 50_000)) and steps[0] > 0  # what the first one had, or had been sent
+
+
+class LostLearner:
+    """Takes what comes, until it is killed; the registry is on its node."""
+
+    def __init__(self, run):
+        self.server = rollway.Server(EXAMPLE, 32, rollway.ShmTransport(), num_buffers=8)
+        self.publication = publish(run, self.server)
+        self.taker = Taker(self.server)
+
+    def has(self, count):
+        until(lambda: self.taker.total >= count, WAIT_S)
+        return os.getpid()
+
+
+@pytest.mark.parametrize("also", ["the registry", "the registry and the forwarder", "its node"])
+def test_what_waits_on_nodes_reaches_the_next_learner_when_this_dies_with(ray, ray_cluster, learner, also):
+    run = "dies-with-" + also.replace(" ", "-")
+    node = add_node(ray_cluster, num_cpus=1, resources={"doomed": 1})
+    first = ray.remote(num_cpus=0, resources={"doomed": 1})(LostLearner).remote(run)
+    pid = ray.get(first.has.remote(0))
+    worker = ray.remote(num_cpus=0, resources={"far": 1})(Holding).remote(run)
+    life = ray.get(worker.send.remote(range(100)))
+    ray.get(first.has.remote(100))
+    forwarder = node_pid(ray, run)
+    registry = ray.get_actor(registry_name(run), cluster.namespace())
+    os.kill(pid, signal.SIGSTOP)  # so that it starts no other registry
+    if also == "its node":
+        ray_cluster.remove_node(node, allow_graceful=False)
+    ray.kill(registry)
+    os.kill(pid, signal.SIGKILL)
+    if "forwarder" in also:
+        os.kill(forwarder, signal.SIGKILL)
+    until(lambda: is_gone(pid), WAIT_S)
+    for first in range(100, 1000, 100):
+        ray.get(worker.send.remote(range(first, first + 100)))
+    with publish(run, learner, if_exists="resume"):
+        taker = Taker(learner)
+        until(lambda: taker.steps[life][-1:] == [999], WAIT_S)
+        ray.get(worker.send.remote(range(1000, 1100)))
+        until(lambda: taker.steps[life][-1:] == [1099], WAIT_S)
+        steps = taker.steps[life]
+        assert steps == list(range(steps[0], 1100))  # the first ones may be under way to the first learner
+    ray.kill(worker)
+    if also != "its node":
+        ray_cluster.remove_node(node)
+    until(lambda: not node_segments(run), WAIT_S)
 
 
 WEIGHTS = """

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 import rollway
-from rollway.errors import InvalidArgument, LearnerUnreachable, ProtocolMismatch, RunNameTaken
+from rollway.errors import ClusterUnavailable, InvalidArgument, LearnerUnreachable, ProtocolMismatch, RunNameTaken
 from rollway.integrations.ray import cluster, connect, publish
+from rollway.integrations.ray.node_forwarder import NodeForwarder, node_actor_name
+from rollway.integrations.ray.node_link import Run
 from rollway.integrations.ray.publication import registry_name
 from tests.peers.ray.conftest import NAMESPACE, WAIT_S
 from tests.support.processes import until
@@ -140,6 +142,56 @@ def test_what_workers_sent_before_the_run_began_anew_is_thrown_away(ray, server,
             assert server.try_sample() is None
 
 
+def test_a_learner_with_another_schema_cannot_go_on_and_can_begin_anew(ray, learner):
+    learner("schema").kill()
+    with rollway.Server({"x": np.zeros(2, np.float64)}, 1, rollway.ShmTransport()) as other:
+        with pytest.raises(rollway.SchemaMismatch, match=r"leaf 'x' is float64\[2\] here but float32\[2\].*replace"):
+            publish("schema", other, if_exists="resume")
+        with publish("schema", other, if_exists="replace"), connect("schema").client() as client:
+            client.send({"x": np.ones(2)})
+            assert taken(other) == 1
+
+
+def test_a_server_that_is_closed_ends_its_publication(ray):
+    server = rollway.Server(EXAMPLE, 1, rollway.ShmTransport())
+    publication = publish("server-closed", server)
+    with connect("server-closed", route="forwarder").client() as client:
+        client.send({"x": np.ones(2, np.float32)})
+        assert taken(server) == 1
+        server.close()
+        with pytest.raises(rollway.ConnectionClosedError):
+            until(lambda: not client.send({"x": np.ones(2, np.float32)}), WAIT_S)
+    with pytest.raises(LearnerUnreachable):
+        connect("server-closed", 0.5)
+    assert "closed" in repr(publication)
+    publication.close()
+
+
+def test_a_registry_that_is_stopped_is_an_error_in_time(ray, server):
+    with publish("stopped", server):
+        (actor,) = [one for one in ray._private.state.actors().values() if one["Name"] == registry_name("stopped")]
+        os.kill(actor["Pid"], signal.SIGSTOP)
+        try:
+            with pytest.raises(
+                LearnerUnreachable, match=r"within 0\.5 s: its registry, an actor of Ray, does not answer"
+            ):
+                connect("stopped", 0.5)
+            with pytest.raises(ClusterUnavailable, match=r"the registry of run 'stopped'.* within 0\.5 s"):
+                publish("stopped", server, timeout_s=0.5)
+        finally:
+            os.kill(actor["Pid"], signal.SIGCONT)
+        assert connect("stopped").kind == "samples"
+
+
+def test_a_forwarder_whose_worker_died_before_it_asked_for_a_ring_ends(ray, server):
+    with publish("idle", server):
+        node, run = cluster.node_id(), Run("idle", connect("idle")._entry.run_id, cluster.namespace())
+        name = node_actor_name(run, node)
+        actor = cluster.start_actor(NodeForwarder, name, run.space, node, (run, node), max_restarts=-1)
+        ray.get(actor.pid.remote())
+        until(lambda: cluster.find_actor(name, run.space) is None, WAIT_S)
+
+
 def test_the_registry_goes_with_the_last_learner(ray, server, learner):
     def is_gone(run):
         try:
@@ -240,6 +292,25 @@ def test_what_cannot_be_published_is_refused(ray, server):
         publish("x", server, weights={"w": np.zeros(1)})
     with pytest.raises(InvalidArgument, match="if_exists is 'append'"):
         publish("x", server, if_exists="append")
+    for bad in (7, b"x"):
+        with pytest.raises(InvalidArgument, match=f"the name of a run is a {type(bad).__name__}"):
+            publish(bad, server)
+        with pytest.raises(InvalidArgument, match=f"the name of a run is a {type(bad).__name__}"):
+            connect(bad)
+    for bad in (float("nan"), -1, "60"):
+        for refused in (
+            lambda bad=bad: connect("x", timeout_s=bad),
+            lambda bad=bad: publish("x", server, timeout_s=bad),
+            lambda bad=bad: publish("x", server, reconnect_timeout_s=bad),
+        ):
+            with pytest.raises(InvalidArgument, match=f"timeout_s = {bad} is out of range: seconds from 0 on"):
+                refused()
+    with pytest.raises(InvalidArgument, match="servers has a server twice"):
+        publish("x", servers=[server, server])
+    with publish("x", server):
+        for choice in ({"key": object()}, {"rank": "0"}):
+            with pytest.raises(InvalidArgument, match=r"it must be an? (str|int)"):
+                connect("x").client(**choice)
     with pytest.raises(InvalidArgument, match="route is 'tcp'"):
         connect("x", route="tcp")
 

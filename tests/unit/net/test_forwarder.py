@@ -185,3 +185,11 @@ def test_whoever_looks_at_the_ring_of_a_node_sees_a_forwarder(server, name):
         exported = segments_openmetrics(name)
         assert f'role="forwarder",segment="{name}",state="alive"}} 1.0' in exported
         assert f'role="learner",segment="{name}"' not in exported
+
+
+@pytest.mark.parametrize("bad", [{"token": ""}, {"ca": "/no/such/file"}])
+def test_a_forwarder_that_cannot_be_made_leaves_nothing(server, name, bad):
+    with pytest.raises(rollway.RollwayError):
+        Forwarder(name, EXAMPLE, "localhost", server.port, **bad)
+    with pytest.raises(SegmentNotFound):
+        Inspection(name)

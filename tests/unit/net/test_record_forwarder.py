@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import rollway
-from rollway.errors import SegmentInUse
+from rollway.errors import SegmentInUse, SegmentNotFound
+from rollway.inspect import Inspection
 from rollway.transport import RecordForwarder
 from tests.support.processes import until
 
@@ -121,3 +122,11 @@ def test_wrong_learners_are_errors_that_say_why(server, name):
         with pytest.raises(rollway.errors.ProtocolMismatch, match="samples"):
             RecordForwarder(name, SCHEMA, "localhost", samples.port)
     assert name not in [segment.name for segment in rollway.segments()]
+
+
+@pytest.mark.parametrize("bad", [{"token": ""}, {"ca": "/no/such/file"}])
+def test_a_forwarder_that_cannot_be_made_leaves_nothing(server, name, bad):
+    with pytest.raises(rollway.RollwayError):
+        RecordForwarder(name, SCHEMA, "localhost", server.port, **bad)
+    with pytest.raises(SegmentNotFound):
+        Inspection(name)

@@ -45,9 +45,9 @@ def ended(monkeypatch):
     return ends
 
 
-async def present(registry, entry=ENTRY, generation=0):
+async def present(registry, entry=ENTRY, generation=0, if_exists="resume"):
     """Registers a learner, and takes its lease: the learner's end of it."""
-    registered = await registry.register(entry, generation)
+    registered = await registry.register(entry, generation, if_exists)
     assert isinstance(registered, Registered), registered
     reader, writer = await asyncio.open_connection(registered.host, registered.port)
     writer.write(registered.key)
@@ -144,6 +144,64 @@ def test_a_run_goes_on_with_another_registry_for_links_that_were_connected(ended
         connected = LINK._replace(segment="another ring", was_connected=True)
         assert (await registry.forward_to(connected, 0, SOON)).identity == "first"
         assert (await restarted).identity == "first"  # of the same run
+        lease.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_link_first", [True, False])
+def test_links_of_a_run_whose_learner_and_registry_died_get_the_next_learner(ended, is_link_first):
+    entry, connected = replace(ENTRY, run_id=""), LINK._replace(was_connected=True)
+
+    async def run():
+        registry = Registry("127.0.0.1")
+        if is_link_first:
+            waiting = asyncio.create_task(registry.forward_to(connected, 0, SOON))
+            await asyncio.sleep(0)
+        lease = await present(registry, entry)
+        if not is_link_first:
+            waiting = asyncio.create_task(registry.forward_to(connected, 0, SOON))
+        assert (await waiting).identity == "first"
+        await asyncio.sleep(0.05)
+        assert not ended
+        lease.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_link_first", [True, False])
+def test_a_learner_that_begins_anew_does_so_also_with_another_registry(ended, is_link_first):
+    entry, connected = replace(ENTRY, run_id=""), LINK._replace(was_connected=True)
+
+    async def run():
+        registry = Registry("127.0.0.1")
+        if is_link_first:
+            waiting = asyncio.create_task(registry.forward_to(connected, 0, SOON))
+            await asyncio.sleep(0)
+        lease = await present(registry, entry, if_exists="replace")
+        if not is_link_first:
+            waiting = asyncio.create_task(registry.forward_to(connected, 0, SOON))
+        assert await waiting == Status("over", None)
+        assert (await registry.learner(0, SOON)).run_id != LINK.run_id
+        lease.close()
+
+    asyncio.run(run())
+
+
+def test_a_learner_with_other_leaves_does_not_take_the_place_of_one_that_died(ended):
+    before = replace(ENTRY, leaves=[("obs", (4,), "float64")], run_id="")
+    entry = replace(before, identity="second", leaves=[("obs", (4,), "float32")])
+
+    async def run():
+        registry = Registry("127.0.0.1")
+        lease = await present(registry, before)
+        lease.close()
+        await registry.watch(0, Status("present", "first"), SOON)
+        refused = await registry.register(entry, 0)
+        assert refused == replace(before, run_id=refused.run_id, token=None)
+        shown = "leaf 'obs' is float32[4] here but float64[4] at the learner before it (pid 7 on 127.0.0.1)"
+        assert entry.difference(refused) == shown
+        lease = await present(registry, entry, if_exists="replace")
         lease.close()
 
     asyncio.run(run())

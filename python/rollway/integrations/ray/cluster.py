@@ -6,6 +6,7 @@ import contextlib
 import logging
 import secrets
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from rollway.errors import ClusterUnavailable, InvalidArgument, WaitTimeout, nee
 
 _LOOK_S = (0.02, 1.0)  # Ray announces no names: from the first to the longest pause between two looks
 _REACH_WAIT_S = 10.0
-_MARGIN_S = 15.0  # for the way of an answer, beside the time that the other side may take
+_MARGIN_S = 1.0  # for the way of an answer, beside the time that the other side may take
 
 
 class ActorGone(Exception):
@@ -154,15 +155,27 @@ def pickled(value: Any) -> bytes:
     return dumped
 
 
-def answer(call: Any, timeout: float) -> Any:
+def answer(call: Any, timeout: float, margin: float = _MARGIN_S) -> Any:
     """The result of a call of an actor, which itself takes at most ``timeout`` seconds."""
     ray = initialised()
+    most = min(timeout + margin, threading.TIMEOUT_MAX)
     try:
-        return call.future().result(timeout + _MARGIN_S)  # Ray warns of `ray.get` in all threads of an async actor
+        return call.future().result(most)  # Ray warns of `ray.get` in all threads of an async actor
     except TimeoutError:
-        raise WaitTimeout(f"an actor of Ray has not answered within {timeout + _MARGIN_S:.0f} s") from None
+        raise WaitTimeout(f"an actor of Ray has not answered within {most:.0f} s") from None
     except ray.exceptions.RayActorError as gone:
         raise ActorGone(str(gone)) from None
+
+
+def check_asked(run: object, **seconds: object) -> None:
+    """Refuses what is no name of a run, and times that are no number of seconds."""
+    if not isinstance(run, str):
+        raise InvalidArgument(f"the name of a run is a {type(run).__name__}: it must be a str")
+    if not run:
+        raise InvalidArgument("the name of a run is empty: give publish() a name that workers can connect to")
+    for name, value in seconds.items():
+        if not (isinstance(value, int | float) and value >= 0):
+            raise InvalidArgument(f"{name} = {value} is out of range: seconds from 0 on")
 
 
 class Looks:

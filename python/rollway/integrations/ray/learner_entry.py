@@ -15,6 +15,7 @@ from rollway.integrations.ray.cluster import pickled
 from rollway.records import RecordServer
 from rollway.replay import TransitionBuffer
 from rollway.ring import RolloutRing, Server
+from rollway.schema.arrays import describe
 from rollway.schema.leaves import Leaf
 from rollway.schema.pytree import Schema
 from rollway.transport import TcpEndpoint
@@ -142,6 +143,22 @@ class LearnerEntry:
     def plain_example(self) -> OrderedDict[str, Any]:
         """The same leaves without the user's classes."""
         return OrderedDict((name, (dims, dtype)) for name, dims, dtype in self.leaves)
+
+    def takes_the_same(self, other: LearnerEntry) -> bool:
+        """Whether what workers sent to the other learner is for this one, too."""
+        return (self.kind, self.leaves) == (other.kind, other.leaves)
+
+    def difference(self, other: LearnerEntry) -> str:
+        """In what the data of a learner before it differ."""
+        before = f"at the learner before it ({other.place})"
+        if self.kind != other.kind:
+            return f"it takes {self.kind}, but {other.kind} were taken {before}"
+        ours, theirs = ({name: describe(dtype, dims) for name, dims, dtype in one.leaves} for one in (self, other))
+        for name in [*ours, *theirs]:
+            here, there = ours.get(name, "missing"), theirs.get(name, "missing")
+            if here != there:
+                return f"leaf '{name}' is {here} here but {there} {before}"
+        return f"the leaves are in another order {before}"
 
     @property
     def place(self) -> str:

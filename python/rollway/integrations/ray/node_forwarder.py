@@ -33,6 +33,7 @@ from rollway.integrations.ray.node_link import (
 from rollway.machine import segments
 
 _LINGER_S = 1.0
+_IDLE_S = 10.0  # after its start, for the first link: the worker that wanted one may have died
 _LOOK_S = 5.0  # between two looks for what dead nodes have left
 
 
@@ -48,6 +49,7 @@ class NodeForwarder:
                 kind, rank = (WeightsLink, ()) if found.rank is None else (RingLink, (found.rank,))
                 self._link(kind, found.name, *rank)
         threading.Thread(target=self._keep_adopting, name="rollway-adopt", daemon=True).start()
+        self._end_later(_IDLE_S)
 
     def _keep_adopting(self) -> None:
         while True:
@@ -103,7 +105,10 @@ class NodeForwarder:
         """Called by a link that has ended. The actor ends after the last one, once that has told its callers why."""
         with self._changing:
             del self._links[link.segment]
-        ending = threading.Timer(_LINGER_S, self._end_if_idle)
+        self._end_later(_LINGER_S)
+
+    def _end_later(self, seconds: float) -> None:
+        ending = threading.Timer(seconds, self._end_if_idle)
         ending.daemon = True
         ending.start()
 

@@ -6,6 +6,7 @@ A thread of the node's actor. It watches the registry, and does nothing per samp
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 import threading
 from collections.abc import Callable
@@ -31,8 +32,10 @@ from rollway.machine import segments
 from rollway.transport import Forwarder, RecordForwarder, TcpEndpoint, TcpTransport
 from rollway.weights import TcpWeights, WeightSync
 
+_log = logging.getLogger(__name__)
 _REGISTRY_WAIT_S = 30.0  # for a registry that knows the rank: its learners may be restarting it
 ANSWER_WAIT_S = 10.0
+_MARGIN_S = 15.0  # for the way of an answer: no user waits for it
 _MAX_READERS = 1000
 
 
@@ -43,6 +46,8 @@ class Run(NamedTuple):
     id: str
     space: str
     """The namespace of its actors."""
+    reconnect_timeout_s: float = 60.0
+    """For how long the next learner is waited for."""
 
 
 class NodeLink(threading.Thread):
@@ -73,7 +78,8 @@ class NodeLink(threading.Thread):
             self._say(ConnectionClosedError(f"run {self._run.name!r} is over"))
             try:
                 self.close()
-                self._ask("leave", self.segment, timeout=ANSWER_WAIT_S)
+                with contextlib.suppress(WaitTimeout):
+                    ask_registry(self._run, "leave", self.segment, timeout=ANSWER_WAIT_S)
             finally:
                 self._ended(self)
 
@@ -82,7 +88,8 @@ class NodeLink(threading.Thread):
             self.opened.set_result(result)
 
     def _keep(self) -> None:
-        entry = self._learner(_REGISTRY_WAIT_S)
+        wait_s = self._run.reconnect_timeout_s if self._was_found else 0.0
+        entry = self._learner(max(wait_s, _REGISTRY_WAIT_S))
         while entry is not None:
             try:
                 self.connect(entry)
@@ -111,7 +118,10 @@ class NodeLink(threading.Thread):
             if status is not None and status.state == "over":
                 return None
             found = self._learner(entry.reconnect_timeout_s)
-            if found is None or found.leaves != entry.leaves or found.kind != entry.kind:
+            if found is None:
+                return None
+            if not found.takes_the_same(entry):  # after the loss of a registry, which would have refused that learner
+                _log.warning("%r of run %r goes: %s", self.segment, self._run.name, found.difference(entry))
                 return None
             if found != entry or self.is_over():
                 return found
@@ -133,12 +143,15 @@ class NodeLink(threading.Thread):
         return None
 
     def _ask(self, call: str, *arguments: Any, timeout: float, **more: Any) -> Any:
-        return ask_registry(self._run, call, *arguments, timeout=timeout, **more)
+        """As `ask_registry`. A registry that is stopped is asked again: Ray says when it is gone."""
+        while True:
+            with contextlib.suppress(WaitTimeout):
+                return ask_registry(self._run, call, *arguments, timeout=timeout, **more)
 
     @property
     def link_id(self) -> LinkId:
         """What the registry knows it by."""
-        return LinkId(self.segment, self._run.id, self.opened.done())
+        return LinkId(self.segment, self._run.id, self._was_found or self.opened.done())
 
     def source(self) -> tuple[Any, ...]:
         """The call of the registry that says from whom to fetch, or to whom to send."""
@@ -295,13 +308,13 @@ class WeightsLink(NodeLink):
 
 
 def ask_registry(run: Run, call: str, *arguments: Any, timeout: float, **more: Any) -> Any:
-    """The answer of the run's registry; ``None`` when it is gone."""
+    """The answer of the run's registry; ``None`` when it is gone, `WaitTimeout` when it does not answer."""
     registry = cluster.find_actor(registry_name(run.name), run.space)
     if registry is None:
         return None
     try:
-        return cluster.answer(getattr(registry, call).remote(*arguments, timeout, **more), timeout)
-    except (ActorGone, WaitTimeout):
+        return cluster.answer(getattr(registry, call).remote(*arguments, timeout, **more), timeout, _MARGIN_S)
+    except ActorGone:
         return None
 
 

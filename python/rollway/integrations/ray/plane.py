@@ -6,7 +6,7 @@ import os
 from typing import Any, Literal
 
 from rollway._core import WIRE_PROTOCOL, __version__
-from rollway.errors import ConnectionClosedError, InvalidArgument, LearnerUnreachable, ProtocolMismatch
+from rollway.errors import ConnectionClosedError, InvalidArgument, LearnerUnreachable, ProtocolMismatch, WaitTimeout
 from rollway.integrations.ray import cluster
 from rollway.integrations.ray.cluster import ActorGone, Looks
 from rollway.integrations.ray.learner_entry import Kind, LearnerEntry
@@ -37,6 +37,7 @@ def connect(name: str, timeout_s: float = 60.0, *, route: Route = "auto") -> Pla
 
     `LearnerUnreachable` says why there is no learner. `ProtocolMismatch`: it runs another version of Rollway.
     """
+    cluster.check_asked(name, timeout_s=timeout_s)
     return Plane(name, timeout_s, is_forced(route))
 
 
@@ -94,6 +95,10 @@ class Plane:
         """
         if rank is not None and key is not None:
             raise InvalidArgument("give rank or key, not both: a key chooses the rank")
+        if rank is not None and not isinstance(rank, int):
+            raise InvalidArgument(f"rank is a {type(rank).__name__}: it must be an int")
+        if key is not None and not isinstance(key, str):
+            raise InvalidArgument(f"key is a {type(key).__name__}: it must be a str")
         worker = cluster.initialised().get_runtime_context().get_actor_id()
         entry, number = self._ask("join", worker, rank, key)
         given = entry.example() if example is None else example
@@ -147,6 +152,9 @@ class Plane:
             except ActorGone:
                 why = "its learner is gone"
                 continue
+            except WaitTimeout:
+                why = "its registry, an actor of Ray, does not answer"
+                continue
             if isinstance(said, Refused):
                 raise InvalidArgument(f"run {self.name!r} was found, but {said.why}")
             if not isinstance(said, str):
@@ -161,7 +169,7 @@ class Plane:
         """The answer of the forwarder of this node, which is started if there is none."""
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         looks, node = Looks(timeout_s), cluster.node_id()
-        run = Run(self.name, entry.run_id, self._space)
+        run = Run(self.name, entry.run_id, self._space, entry.reconnect_timeout_s)
         why = "Ray did not start it"
         while looks.again():
             actor = cluster.start_actor(
@@ -174,7 +182,7 @@ class Plane:
             )
             try:
                 said = cluster.answer(getattr(actor, call).remote(*arguments, looks.left), looks.left)
-            except ActorGone as gone:
+            except (ActorGone, WaitTimeout) as gone:
                 why = str(gone)
                 continue
             if isinstance(said, str):

@@ -6,16 +6,18 @@ import logging
 import secrets
 import threading
 import warnings
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
-from rollway.errors import ClusterUnavailable, InvalidArgument, RollwayError, RunNameTaken
+from rollway.errors import ClusterUnavailable, InvalidArgument, RollwayError, RunNameTaken, SchemaMismatch, WaitTimeout
 from rollway.integrations.ray import cluster
 from rollway.integrations.ray.cluster import ActorGone, Looks
 from rollway.integrations.ray.learner_entry import LearnerEntry, Published, check_server
 from rollway.integrations.ray.lease import Lease
 from rollway.integrations.ray.registry import Registered, Registry
+from rollway.ring import RolloutRing
 from rollway.transport import TcpEndpoint, TcpTransport
 from rollway.transport.learner_end import EndsWithBlock
 from rollway.transport.policies import IfExists
@@ -76,8 +78,7 @@ def publish(
         raise InvalidArgument(f"rank = {rank} is out of range: 0 to world_size - 1. Here world_size is {total}")
     if weights_fan_out < 1:
         raise InvalidArgument(f"weights_fan_out = {weights_fan_out} is out of range: at least 1")
-    if not name:
-        raise InvalidArgument("the name of a run is empty: give publish() a name that workers can connect to")
+    cluster.check_asked(name, timeout_s=timeout_s, reconnect_timeout_s=reconnect_timeout_s)
     if weights is not None and not isinstance(weights, WeightSync):
         raise InvalidArgument(
             f"weights is a {type(weights).__name__}: give publish() the handle that you write the weights with, "
@@ -108,8 +109,8 @@ def publish(
 class Publication(EndsWithBlock):
     """What `publish` returns. The end of its ``with`` block withdraws the name and closes the port.
 
-    After an exception the name stays for ``reconnect_timeout_s``, as after a crash: a learner that publishes again
-    goes on with the workers that wait.
+    The ``close()`` of its server does so, too. After an exception the name stays for ``reconnect_timeout_s``, as after
+    a crash: a learner that publishes again goes on with the workers that wait.
     """
 
     def __init__(self, name: str, timeout_s: float, if_exists: IfExists | None) -> None:
@@ -126,10 +127,12 @@ class Publication(EndsWithBlock):
     def _add(self, server: Published, weights: WeightSync | None, address: tuple[str, int], **numbers: Any) -> None:
         host, port = address
         transport = TcpTransport(port, host, token=secrets.token_urlsafe(32), weights=weights)
-        way_in: Any = server.add_transport(transport)
+        way_in = _WayIn(transport, server)
+        server.add_transport(way_in)
         try:
-            entry = LearnerEntry.of(server, way_in, weights, host=host, node_id=cluster.node_id(), **numbers)
-            self._ranks.append(_PublishedRank(self.name, entry, way_in, self._timeout_s, self._if_exists))
+            entry = LearnerEntry.of(server, way_in.endpoint, weights, host=host, node_id=cluster.node_id(), **numbers)
+            way_in.rank = _PublishedRank(self.name, entry, way_in.endpoint, self._timeout_s, self._if_exists)
+            self._ranks.append(way_in.rank)
         except BaseException:
             way_in.stop()
             raise
@@ -207,16 +210,54 @@ class _PublishedRank:
                     self._generation = answer.generation
                     self.entry = replace(self.entry, run_id=answer.run_id)
                     return Lease(answer.host, answer.port, answer.key, max(looks.left, 1.0))
-            except (ActorGone, OSError) as gone:  # it was about to end: the next one is new
+            except (ActorGone, OSError, WaitTimeout) as gone:  # it was about to end: the next one is new
                 why = str(gone)
                 continue
+            if isinstance(answer, LearnerEntry):
+                raise SchemaMismatch(
+                    f"run {self._run!r} cannot go on with this server: {self.entry.difference(answer)}. Workers of "
+                    'that learner wait. Publish a server like it, or begin anew: if_exists="replace"'
+                )
             raise RunNameTaken(
                 f"the name {self._run!r} is taken in the Ray namespace {self._space.partition(':')[2]!r}: {answer}. "
                 "Choose another name, or end that learner"
             )
         raise ClusterUnavailable(
-            f"Ray did not start the registry of run {self._run!r} within {self._timeout_s} s ({why})"
+            f"the registry of run {self._run!r}, an actor of Ray, gave no answer within {self._timeout_s} s ({why}). "
+            "Has the cluster room for a process on this node, and is none of its processes stopped?"
         )
+
+
+class _WayIn:
+    """The port of a published learner. A server that is closed stops it, which also ends the publication."""
+
+    endpoint: TcpEndpoint
+    rank: _PublishedRank | None = None
+
+    def __init__(self, transport: TcpTransport, server: Published) -> None:
+        self._transport = transport
+        self._server = weakref.ref(server)
+
+    def start(self, intake: Any) -> Any:
+        self.endpoint = self._transport.start(intake)
+        return self
+
+    def stop(self) -> None:
+        if self.rank is not None:
+            self.rank.end(withdraws=_was_closed(self._server()))
+        self.endpoint.stop()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "endpoint":  # not started
+            raise AttributeError(name)
+        return getattr(self.endpoint, name)
+
+
+def _was_closed(server: Published | None) -> bool:
+    """Whether a server that ends was closed, and not dropped, or left by an exception."""
+    if isinstance(server, RolloutRing):
+        return server._closed
+    return server is not None and not server._leave.failed
 
 
 def _warn_of_resuming(run: str, after_s: float) -> None:
@@ -239,4 +280,6 @@ def _given_servers(server: Any, servers: Any) -> list[Published]:
     given = [server] if servers is None else list(servers)
     if not given:
         raise InvalidArgument("servers is empty: give one server per rank")
+    if len({id(one) for one in given}) < len(given):
+        raise InvalidArgument("servers has a server twice: each rank needs one of its own")
     return [check_server(one) for one in given]

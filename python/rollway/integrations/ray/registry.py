@@ -56,7 +56,8 @@ class LinkId(NamedTuple):
     segment: str
     run_id: str
     was_connected: bool
-    """To a learner of the run. The run goes on for it if another registry takes the place of a lost one."""
+    """To a learner of the run, perhaps by an earlier process of its node. The run goes on for it if another registry
+    takes the place of a lost one, also with another learner."""
 
 
 class Refused(NamedTuple):
@@ -119,6 +120,7 @@ class Registry:
         self._server: asyncio.Server | None = None
         self._run_ids: list[str] = []  # the run's, and those by which nodes know it that it went on with
         self._ended_ids: set[str] = set()
+        self._refuses_earlier = False  # the learner began anew: nodes that knew a run by another id go
         self._ranks: dict[int, _Rank] = {}
         self._world_size = 0
         self._workers: dict[str | None, int] = {}  # the rank of each that did not choose one
@@ -136,8 +138,11 @@ class Registry:
 
     async def register(
         self, entry: LearnerEntry, generation: int, if_exists: IfExists | None = "resume"
-    ) -> Registered | str:
-        """Expects the lease of a learner, or says why not. ``generation``: above that of a registry that was lost."""
+    ) -> Registered | str | LearnerEntry:
+        """Expects the lease of a learner, or says why not. ``generation``: above that of a registry that was lost.
+
+        A `LearnerEntry` is the learner that this one cannot take the place of, because its data have another form.
+        """
         if self._world_size and self._any("present", "expected") and entry.world_size != self._world_size:
             return f"its learners have world_size={self._world_size}, this one has {entry.world_size}"
         known = self._ranks.get(entry.rank)
@@ -147,13 +152,17 @@ class Registry:
         since = None if not lost else time.monotonic() - max(one.since for one in lost)
         if since is not None and if_exists == "error":
             return f"its learner ended {since:.0f} s ago, and its workers wait for the next one"
+        begins_anew = if_exists == "replace" and not self._any("present", "expected")
+        if known is not None and known in lost and not begins_anew and not entry.takes_the_same(known.entry):
+            return known.entry.without_secret()
         if self._server is None:
             self._server = await asyncio.start_server(self._hold, self._host, 0)
         if generation > self._generation:
             self._generation, self._next_number = generation, generation * _GENERATION_NUMBERS
-        begins_anew = if_exists == "replace" and not self._any("present", "expected")
-        if begins_anew or all(rank.is_over for rank in self._ranks.values()):
+        is_over = bool(self._ranks) and all(rank.is_over for rank in self._ranks.values())
+        if begins_anew or is_over or not self._run_ids:
             self._begin_run(entry.run_id or secrets.token_hex(8))
+            self._refuses_earlier = begins_anew
             known = since = None
         elif entry.run_id:
             self._go_on_with(entry.run_id)
@@ -162,6 +171,7 @@ class Registry:
         rank = _Rank(entry, secrets.token_bytes(KEY_BYTES), workers=0 if known is None else known.workers)
         rank.since = time.monotonic()
         self._ranks[entry.rank] = rank
+        self._notify()
         asyncio.get_running_loop().call_later(_LEASE_WAIT_S, self._forget_expected, rank)
         return self._registered(rank.key)._replace(resumes_after_s=since)
 
@@ -226,9 +236,11 @@ class Registry:
 
     async def _for_link(self, link: LinkId, look: Any, ranks: list[int], timeout: float) -> Any:
         """What ``look`` returns, or that these ranks are over; ``None`` after the timeout."""
-        if link.was_connected:
-            self._go_on_with(link.run_id)
         self._links.add(link.segment)
+        if link.was_connected and self._refuses_earlier and not self._is_of_run(link):
+            self._ended_ids.add(link.run_id)
+        elif link.was_connected:
+            self._go_on_with(link.run_id)
         return await self._when(lambda: (self._is_of_run(link) and look()) or self._end_of(link, ranks), timeout)
 
     def _is_of_run(self, link: LinkId) -> bool:

@@ -12,6 +12,7 @@ from rollway.errors import (
     ForeignSchema,
     LearnerUnreachable,
     PeerDied,
+    SchemaMismatch,
     SegmentNotFound,
     WaitTimeout,
 )
@@ -43,6 +44,7 @@ class RunWeights(WeightSync):
         self._changing = threading.Lock()
         self._next_look = 0.0
         self._gone_since: float | None = None
+        self._mismatch: str | None = None  # how the weights of the next learner differ from these
         self._floor = 0  # the highest number of earlier learners
         name = run.weights_name(timeout_s)
         self._identity = SegmentIdentity.of(name)
@@ -88,7 +90,13 @@ class RunWeights(WeightSync):
                 raise PeerDied(f"the learner of run {self._run.name!r} has been gone for {most:.0f} s")
 
     def _follow(self) -> None:
-        """Goes on with the weights of the next learner, if these get no more versions and there is one."""
+        """Goes on with the weights of the next learner, if there is one. `SchemaMismatch` if these are others."""
+        self._look()
+        if self._mismatch is not None:
+            raise SchemaMismatch(self._mismatch)
+
+    def _look(self) -> None:
+        """Looks for the next learner, now and then, if these weights get no more versions."""
         is_over = self._core.closed and self._end.alive
         now = time.monotonic()
         if now < self._next_look and not (is_over and self._gone_since is None):
@@ -98,7 +106,7 @@ class RunWeights(WeightSync):
         try:
             self._next_look = now + _LOOK_S
             if not self._end.alive or (not is_over and has_living(self.name, "writer")):
-                self._gone_since = None
+                self._gone_since = self._mismatch = None
                 return
             self._gone_since = self._gone_since or now
             try:
@@ -113,11 +121,12 @@ class RunWeights(WeightSync):
 
     def _replace(self, name: str, identity: SegmentIdentity) -> None:
         core = Weights.attach(name, connect_timeout_s=0.0, threads=self._threads)
-        if core.schema != self._tree.text:
+        if (schema := core.schema) != self._tree.text:
             core.close()
-            raise self._tree.explain(
-                ForeignSchema(f"of the learner that came back to run {self._run.name!r}", core.schema)
-            )
+            there = ForeignSchema(f"at the learner that came back to run {self._run.name!r}", schema)
+            self._mismatch = f"{self._tree.explain(there)}. For its weights call plane.weights() again"
+            return
+        self._mismatch = None
         self._floor = max(self._floor, self._core.version)
         self._closers[:] = [core.close]
         self._core, self._identity, self._gone_since = core, identity, None  # the last call on the old one closes it

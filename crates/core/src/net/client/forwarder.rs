@@ -70,8 +70,10 @@ impl Forwarder {
             Ok(())
         };
         let started = Self::start_threads(spec, ring.schema, layout, buffer, taker, restore);
-        // What an earlier forwarder left stays there.
-        started.inspect_err(|_| drop(Consumer::abandon(consumer.clone())))
+        if started.is_err() {
+            drop(Consumer::abandon(consumer)); // What an earlier forwarder left stays there, and a new ring goes.
+        }
+        started
     }
 
     /// As [`start`](Self::start), for records.
@@ -87,7 +89,10 @@ impl Forwarder {
         };
         let layout = Layout::ForwardedRecords;
         let started = Self::start_threads(spec, records.schema, layout, buffer, taker, restore);
-        started.inspect_err(|_| drop(records::Consumer::abandon(consumer.clone())))
+        if started.is_err() {
+            drop(records::Consumer::abandon(consumer));
+        }
+        started
     }
 
     fn start_threads<T: Taker>(
