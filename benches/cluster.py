@@ -6,8 +6,10 @@ Two raylets on this machine; the learner is on the first, all workers are actors
 Rollway is told to go through the node's forwarder. All ways have their turns, round after round:
 
 - rollway, forwarder: `connect(name, route="forwarder").client().send(sample)`
+- rollway, forwarder, stacks: the same with `send_many` of stacked samples of 4 MiB
 - rollway, direct: each worker has a `TcpClient` of its own
 - ray.put + refs: `ray.put(sample)`, references in runs of 32 through an actor, `ray.get` by the learner
+- ray.put of stacks: one object for stacked samples of 4 MiB, which cost the worker nothing here
 - actor calls: a call of the learner's actor for each sample, or for 32 of them
 - Queue: `ray.util.queue.Queue` with `put_nowait_batch` of 32
 - aggregator: workers put runs of 32, an actor makes one batch of them, the learner gets that, as RLlib's do
@@ -40,6 +42,7 @@ from rollway.integrations.ray import connect, publish
 
 RUN = 32
 UNDER_WAY = 4
+STACK_BYTES = 4 << 20
 TRANSITION = WORKLOADS["transition"]
 WARM_UP_S = 1.0
 
@@ -59,6 +62,18 @@ class Worker:
         with connect("bench", route="forwarder").client() as client:
             self._send(client.send)
 
+    def forwarder_stacks(self) -> None:
+        stack = self._stack()
+        with connect("bench", route="forwarder").client() as client:
+            while True:
+                client.send_many(stack)
+
+    def _stack(self) -> Item:
+        """Samples as people have them who collect many before they send."""
+        rows = max(1, STACK_BYTES // sum(leaf.nbytes for leaf in self._samples[0].values()))
+        samples = [self._samples[row % len(self._samples)] for row in range(rows)]
+        return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
+
     def direct(self, port: int, token: str, example: Item) -> None:
         with rollway.TcpClient("127.0.0.1", port, example, token=token) as client:
             self._send(client.send)
@@ -73,6 +88,10 @@ class Worker:
 
     def batches(self, target: Any) -> None:
         self._calls(lambda run: target.put.remote([ray.put(run)]))
+
+    def stacks(self, target: Any) -> None:
+        stack = self._stack()
+        self._calls(lambda run: target.put.remote([ray.put(stack)]))
 
     def calls(self, target: Any, of: int) -> None:
         if of == 1:
@@ -113,15 +132,17 @@ class Inbox:
         return len(samples), {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
 
 
-def rollway_forwarder(workload: Workload, workers: list[Any]) -> contextlib.AbstractContextManager[Take]:
+def by_forwarder(
+    start: Callable[[Any], Any],
+) -> Callable[[Workload, list[Any]], contextlib.AbstractContextManager[Take]]:
     @contextlib.contextmanager
-    def way() -> Iterator[Take]:
+    def way(workload: Workload, workers: list[Any]) -> Iterator[Take]:
         with server_of(workload, rollway.ShmTransport()) as server, publish("bench", server):
             for worker in workers:
-                worker.forwarder.remote()
+                start(worker)
             yield batches_of(server)
 
-    return way()
+    return way
 
 
 def rollway_direct(workload: Workload, workers: list[Any]) -> contextlib.AbstractContextManager[Take]:
@@ -183,11 +204,17 @@ def of_runs(found: Any) -> int:
     return sum(len(run) for run in ray.get(found))
 
 
+def of_stacks(found: Any) -> int:
+    return sum(len(next(iter(stack.values()))) for stack in ray.get(found))
+
+
 WAYS: dict[str, Callable[[Workload, list[Any]], contextlib.AbstractContextManager[Take]]] = {
-    "rollway, forwarder": rollway_forwarder,
+    "rollway, forwarder": by_forwarder(lambda worker: worker.forwarder.remote()),
+    "rollway, forwarder, stacks": by_forwarder(lambda worker: worker.forwarder_stacks.remote()),
     "rollway, direct": rollway_direct,
     "ray.put + refs": by_inbox(lambda worker, inbox: worker.refs.remote(inbox), lambda refs: len(ray.get(refs))),
     "ray.put of 32 + refs": by_inbox(lambda worker, inbox: worker.batches.remote(inbox), of_runs),
+    "ray.put of stacks": by_inbox(lambda worker, inbox: worker.stacks.remote(inbox), of_stacks),
     "actor calls": by_inbox(lambda worker, inbox: worker.calls.remote(inbox, 1), len),
     "actor calls of 32": by_inbox(lambda worker, inbox: worker.calls.remote(inbox, RUN), len),
     "Queue, runs of 32": ray_queue,
