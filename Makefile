@@ -21,7 +21,7 @@ INSTALL_CHECK := $(UV) pip install -q --python $(CHECK_PY)
 # A dozen processes of the tests import torch, ray and SkyRL: compiled once, not by each of them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo check check-tree check-unit check-unit-slow test test-rust test-loom test-fault test-types test-python test-core test-process test-commands test-vector-env test-peers test-ray test-docs \
+.PHONY: help demo check check-tree check-unit check-unit-slow test test-rust test-loom test-fault test-types test-python test-core test-process test-commands test-vector-env test-peers test-ray test-ray-deaths test-docs \
 	soak fuzz asan tsan miri bench screenshots recordings chromium lint lint-rust lint-python lint-monitoring lint-workflows docs docs-serve format hooks wheel test-wheel deny advisories check-release clean
 
 help: ## Show this list
@@ -43,11 +43,11 @@ check-unit-slow: check-tree
 	$(call pytest,$(CHECK_PY),$(SLOW_UNITS))
 
 # The longest first.
-PYTHON_TESTS := test-process test-core test-ray test-peers test-commands test-docs test-vector-env
+PYTHON_TESTS := test-ray-deaths test-ray test-process test-core test-peers test-commands test-docs test-vector-env
 
 # What only computes runs `nice`: it takes what the others leave, because these wait more than they compute.
 test: ## Before a push: set up everything, then run every test
-	$(MAKE) --no-print-directory --jobs=5 --output-sync=target $(VENV)/.test test-rust test-loom $(PYTHON_TESTS) test-types
+	$(MAKE) --no-print-directory --jobs=5 --output-sync=target $(VENV)/.test $(PYTHON_TESTS) test-rust test-loom test-types
 
 test-rust: ## Unit and property tests of the core, and the kill matrix
 	nice cargo test -q -p rollway-core --features fault --no-run
@@ -96,8 +96,14 @@ test-vector-env: $(VENV)/.test ## Python tests of vector environments: processes
 test-peers: $(VENV)/.test ## Python tests with large packages in them: SkyRL, Atropos, torch, JAX
 	$(call pytest,$(PY),tests/peers $(WITHOUT))
 
-test-ray: $(VENV)/.test ## Python tests with clusters of Ray
-	$(call pytest,$(PY),tests/peers/ray)
+# They wait more than they compute, so the deaths have a run of their own.
+RAY_DEATHS := tests/peers/ray/test_deaths.py tests/peers/ray/test_ranks.py
+
+test-ray: $(VENV)/.test ## Python tests with clusters of Ray, but for those where processes are killed
+	$(call pytest,$(PY),tests/peers/ray $(addprefix --ignore=,$(RAY_DEATHS)))
+
+test-ray-deaths: $(VENV)/.test ## Python tests with clusters of Ray in which processes are killed
+	$(call pytest,$(PY),$(RAY_DEATHS))
 
 test-docs: $(VENV)/.test ## Python tests: what the documents and examples say; packaging
 	$(call pytest,$(PY),tests/docs tests/packaging)
