@@ -15,7 +15,7 @@ use crate::sys::sync::{AtomicU32, AtomicU64, EventCount, Ordering, Point, crash_
 use crate::sys::wait::{Deadline, spin_gently, wait_for};
 use std::cell::Cell;
 
-/// Looks before a thread goes to sleep. The lock is held for microseconds. Under loom no time passes.
+/// Looks before a thread goes to sleep: the lock is held for a short time. Under loom no time passes.
 const SPINS: u32 = if cfg!(loom) { 1 } else { 64 };
 
 #[repr(C, align(64))]

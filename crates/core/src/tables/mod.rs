@@ -45,7 +45,7 @@ use patterns::{Pattern, Patterns};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a holder of the lock that lives may keep it. It takes microseconds, unless it is stopped.
+/// How long a holder of the lock that lives may keep it. It needs far less, unless it is stopped.
 const LOCK_PATIENCE: Duration = Duration::from_secs(30);
 
 /// What new tables should be.
